@@ -73,7 +73,7 @@ def test_the_node_that_failed_is_named_and_not_the_one_that_reports_it(tmp_path:
     assert "(n3)" in finding.summary
 
 
-def test_torchrun_that_a_scheduler_queued_again_is_a_new_attempt(tmp_path: Path) -> None:
+def test_a_requeued_torchrun_is_a_new_attempt(tmp_path: Path) -> None:
     start = (
         "W1123 01:20:51.736000 12128 torch/distributed/run.py:874] Setting OMP_NUM_THREADS environment variable for "
         "each process to be 1 in default\n"
@@ -102,13 +102,13 @@ def begun(hour: int, *more: str) -> str:
     return "".join(BEGIN.format(hour=hour, second=second, text=text) for second, text in enumerate(lines))
 
 
-def test_first_lines_once_more_are_another_attempt(tmp_path: Path) -> None:
+def test_repeated_first_lines_are_another_attempt(tmp_path: Path) -> None:
     found = analyzed(tmp_path, begun(10) + steps(1, 20) + TRACEBACK + begun(10) + steps(1, 40))
     assert found.fired == ()
     assert found.verdict.startswith("The log ends in training")
 
 
-def test_an_attempt_without_a_step_is_told_by_the_time_since_it_failed(tmp_path: Path) -> None:
+def test_the_time_since_a_failure_separates_a_restart_from_another_process(tmp_path: Path) -> None:
     failed = begun(10, "Reading shard 3") + TRACEBACK
     assert analyzed(tmp_path, failed + begun(12)).fired == ()
     (finding,) = analyzed(tmp_path, failed + begun(10)).fired  # perhaps another process of the same start
@@ -151,7 +151,7 @@ def test_a_program_that_was_refused_was_started_again(tmp_path: Path) -> None:
     assert finding.evidence["error_type"] == "SyntaxError"
 
 
-def test_the_end_of_another_job_in_the_file_is_not_this_ones(tmp_path: Path) -> None:
+def test_the_end_of_another_job_in_the_same_file_is_ignored(tmp_path: Path) -> None:
     cancelled = "slurmstepd: error: *** STEP {job}.0 ON n1 CANCELLED AT 2026-11-2{day}T09:17:33 ***\n"
     text = steps(1, 20) + cancelled.format(job=71, day=1) + steps(1, 30) + cancelled.format(job=72, day=2)
     found = analyzed(tmp_path, text)

@@ -63,7 +63,7 @@ def test_the_only_task_of_submitit_may_have_started_the_ranks(tmp_path: Path) ->
     assert finding.ranks == ()
 
 
-def test_torchruns_folder_of_an_earlier_attempt_is_that_attempts(tmp_path: Path) -> None:
+def test_torchrun_folders_are_separate_attempts(tmp_path: Path) -> None:
     for attempt in (0, 1):
         for rank in (0, 1):
             folder = tmp_path / "job" / "logs" / "none_x1" / f"attempt_{attempt}" / str(rank)

@@ -48,14 +48,16 @@ def test_a_log_of_few_lines_is_read_behind_a_prefix(
 
 @pytest.mark.parametrize("indent", [True, False])
 @pytest.mark.parametrize("prefix", ["[2026-03-01 10:00:0{i}] [INFO] ", "[INFO] ", "2026-03-01 10:00:0{i} DEBUG "])
-def test_a_level_before_each_line_of_a_traceback_is_the_collectors(prefix: str, indent: bool, tmp_path: Path) -> None:
+def test_a_level_before_each_line_of_a_traceback_belongs_to_the_collector(
+    prefix: str, indent: bool, tmp_path: Path
+) -> None:
     text = f"{FRAMES}RuntimeError: no lane is open\n"
     text = text if indent else "".join(f"{line.strip()}\n" for line in text.splitlines())
     (finding,) = diagnosed(tmp_path, "job.log", behind(prefix, text).replace("\n", "\r\n").encode("utf-16")).fired
     assert "RuntimeError: no lane is open (job/sft.py:44 in main)" in finding.summary
 
 
-def test_a_level_before_the_first_line_alone_is_the_messages(tmp_path: Path) -> None:
+def test_a_level_before_the_first_line_alone_belongs_to_the_message(tmp_path: Path) -> None:
     path = tmp_path / "job.log"
     path.write_text(f"[2026-03-01 10:00:01] [INFO] {FRAMES}ValueError: no key\n", encoding="utf-8")
     assert read_log(path).events[0].fields["is_warning"] == 1
@@ -74,7 +76,7 @@ def test_a_rank_that_begins_every_line_is_not_part_of_the_prefix(tmp_path: Path)
 @pytest.mark.parametrize(
     "before", ["", "trainer-0  | ", "[pod/sft-worker-1/trainer] ", "2026-03-01T10:00:00.5Z stdout F "]
 )
-def test_objects_behind_a_container_s_name_are_unwrapped(before: str, tmp_path: Path) -> None:
+def test_objects_behind_the_name_of_a_container_are_unwrapped(before: str, tmp_path: Path) -> None:
     text = f"{FRAMES}ValueError: batch is empty\n"
     objects = (
         {"log": line, "stream": "stderr", "time": "2026-03-01T10:00:00Z"} for line in text.splitlines(keepends=True)
@@ -107,13 +109,13 @@ def test_a_time_on_each_line_does_not_cut_an_error_of_several_lines(tmp_path: Pa
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 2 (pid: 73)\n",
     ],
 )
-def test_a_launcher_s_lines_right_below_an_error_are_not_part_of_it(below: str, tmp_path: Path) -> None:
+def test_launcher_lines_right_below_an_error_are_not_part_of_it(below: str, tmp_path: Path) -> None:
     (finding, *_) = diagnosed(tmp_path, "job.log", f"{FRAMES}KeyError: 'text'\n{below}").fired
     assert (finding.cause, finding.ranks) == ("exception", (2,))
     assert "sft.py:44" in finding.summary
 
 
-def test_tracebacks_written_into_each_other_are_not_of_the_one_rank_that_failed(tmp_path: Path) -> None:
+def test_interleaved_tracebacks_are_not_attributed_to_the_one_rank_that_failed(tmp_path: Path) -> None:
     mixed = "".join(line * 2 for line in f"{FRAMES}KeyError: 'text'\n".splitlines(keepends=True))
     end = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 1 (pid: 7)\n"
     (finding, *_) = diagnosed(tmp_path, "job.log", mixed + end).fired

@@ -62,7 +62,7 @@ def test_a_lost_peer_does_not_hide_the_exception_before_it(tmp_path: Path) -> No
     assert "ValueError: bad sample 7" in diagnosed(tmp_path, "train.log", text).fired[0].summary
 
 
-def test_two_programs_that_follow_each_other_are_no_chain(tmp_path: Path) -> None:
+def test_errors_of_two_successive_programs_are_not_a_chain(tmp_path: Path) -> None:
     lines = [*part("KeyError: 'a'", "/app/a.py", 1), "", "Starting again", "", *part("app.B: b", "/app/b.py", 2)]
     text = "".join(f"{line}\n" for line in lines)
     assert all("after KeyError" not in one.summary for one in diagnosed(tmp_path, "train.log", text).findings)
@@ -91,7 +91,7 @@ def test_an_error_class_may_begin_in_lower_case(tmp_path: Path, error: str) -> N
 
 
 @pytest.mark.parametrize("error", ["_pickle.UnpicklingError: pickle data was truncated", "EOFError: Ran out of input"])
-def test_a_process_that_was_not_told_what_to_run_is_no_damaged_file(tmp_path: Path, error: str) -> None:
+def test_a_spawned_process_without_its_task_is_not_a_damaged_file(tmp_path: Path, error: str) -> None:
     child = [
         "Traceback (most recent call last):",
         '  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 132, in m',

@@ -82,7 +82,7 @@ def test_a_drop_shows_in_a_few_lines_that_are_means_of_many_steps(tmp_path: Path
 
 @pytest.mark.parametrize("text", [means(*FAST, 905.0, 1520.0, 1498.0), means(*FAST, 905.0),
                                   means(*FAST, 1322.0, 1318.0), means(*FAST, 485.2, 487.6, every=1)])  # fmt: skip
-def test_one_slow_line_a_small_drop_and_single_steps_are_no_drop(tmp_path: Path, text: str) -> None:
+def test_one_slow_line_a_small_drop_and_single_steps_are_not_reported(tmp_path: Path, text: str) -> None:
     assert diagnosed(tmp_path, text).fired == ()
 
 
@@ -115,7 +115,7 @@ def test_a_drop_shows_between_the_times_of_lines_that_print_the_time_since_the_s
     assert abs((found.first_step or 0) - 150) <= 5
 
 
-def test_the_loss_of_an_estimators_evaluation_is_no_training_loss(tmp_path: Path) -> None:
+def test_the_evaluation_loss_of_an_estimator_is_not_a_training_loss(tmp_path: Path) -> None:
     lines = (f"INFO:tensorflow:loss = {0.5 - step / 250:.4f}, step = {100 * step} (14 sec)\n" for step in range(1, 120))
     steps = "".join(lines)
     end = "INFO:tensorflow:Saving dict for global step 12000: accuracy = 0.85, global_step = 12000, loss = 0.7218\n"

@@ -87,9 +87,7 @@ XML = """\
 
 
 @pytest.mark.parametrize(("volatile", "bad"), [(NEW, 11), (OLD, 12)])
-def test_errors_that_the_driver_counted_are_suspected_and_those_of_a_lifetime_are_not(
-    tmp_path: Path, volatile: str, bad: int
-) -> None:
+def test_volatile_errors_are_suspected_and_lifetime_errors_are_not(tmp_path: Path, volatile: str, bad: int) -> None:
     path = tmp_path / "nvidia-smi-gpu-07.txt"
     path.write_text(QUERY.format(volatile=volatile.format(bad=bad)))
     (row,) = nvidia_smi_query.read(path).health
@@ -163,7 +161,7 @@ def test_the_last_xid_of_a_gauge_is_suspected_since_it_has_no_time(tmp_path: Pat
     assert "of gpu-07, at an unknown time, is 31" in program.summary
 
 
-def test_other_programs_scrapes_are_not_read() -> None:
+def test_scrapes_of_other_programs_are_refused() -> None:
     assert program_of(b"# HELP go_goroutines Number\n# TYPE go_goroutines gauge\ngo_goroutines 12\n") is None
 
 
@@ -192,7 +190,7 @@ def test_an_npu_that_is_not_healthy_is_suspected(tmp_path: Path) -> None:
     assert diagnose_files([path]).fired == ()
 
 
-def test_a_node_that_is_not_ready_is_not_called_is(tmp_path: Path) -> None:
+def test_the_text_node_is_not_ready_does_not_name_a_node(tmp_path: Path) -> None:
     text = "6m   Warning   NodeNotReady   pod/worker-3   Node is not ready\n"
     (found,) = diagnosed(tmp_path, "events.txt", "LAST SEEN  TYPE  REASON  OBJECT  MESSAGE\n" + text).fired
     assert "(is)" not in found.summary
@@ -201,7 +199,7 @@ def test_a_node_that_is_not_ready_is_not_called_is(tmp_path: Path) -> None:
     assert "gpu-17" in found.summary
 
 
-def test_a_gpu_whose_address_is_written_in_three_ways_is_one(tmp_path: Path) -> None:
+def test_a_gpu_with_its_address_in_three_notations_is_counted_once(tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi-gpu-03.txt").write_text(
         "Unable to determine the device handle for GPU0000:4E:00.0: Unknown Error\n"
     )

@@ -33,14 +33,14 @@ def test_a_later_major_version_is_refused_in_one_line(tmp_path: Path) -> None:
     assert diagnosis.fired == ()
 
 
-def test_a_dump_of_before_the_format_had_versions_is_named(tmp_path: Path) -> None:
+def test_a_dump_older_than_the_versioned_format_is_named(tmp_path: Path) -> None:
     entry = {"record_id": 0, "pg_id": 0, "seq_id": 1, "profiling_name": "nccl:all_reduce", "state": "completed"}
     (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps([entry], protocol=2))
     diagnosis = diagnose_files([tmp_path])
     assert "of torch 2.2 or older: only format 2.x" in diagnosis.run["file_problems"][0]["problem"]
 
 
-def test_an_empty_ring_is_said(tmp_path: Path) -> None:
+def test_an_empty_ring_is_reported(tmp_path: Path) -> None:
     assert "TORCH_FR_BUFFER_SIZE" in diagnose_files([Job(2).write(tmp_path)]).findings[0].summary
 
 

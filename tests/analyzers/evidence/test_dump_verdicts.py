@@ -46,7 +46,7 @@ def test_real_gloo_dumps(
     assert diagnosis.run["file_problems"] == []
 
 
-def test_a_real_rank_without_a_dump_is_told(real: dict[str, Path], tmp_path: Path) -> None:
+def test_a_real_rank_without_a_dump_is_suspected(real: dict[str, Path], tmp_path: Path) -> None:
     """gloo's dumps list no members: that somebody is missing can only be suspected."""
     source = real["skipped"] / "hung" / "json" / "rank_0.json"
     shutil.copy2(source, tmp_path)
@@ -213,7 +213,7 @@ def test_a_mismatch_is_certain_without_any_silence(tmp_path: Path) -> None:
     assert hang_of(job.write(tmp_path, after_s=0.1)).status == "fired"
 
 
-def test_a_call_that_the_watchdog_gave_up_is_certain(tmp_path: Path) -> None:
+def test_a_call_that_the_watchdog_timed_out_is_certain(tmp_path: Path) -> None:
     job = Job(4)
     job.steps(5)
     job.collective("all_reduce", ranks=[0, 1, 2], timed_out=True)
@@ -231,7 +231,7 @@ def test_files_copied_much_later_do_not_lengthen_the_hang(tmp_path: Path) -> Non
     assert " for 600 s" not in f"{hang.summary} {why(hang)}"
 
 
-def test_records_that_the_ring_lost_are_told(tmp_path: Path) -> None:
+def test_records_lost_by_the_ring_are_reported(tmp_path: Path) -> None:
     job = Job(4, ring=10)
     job.steps(25)
     skipped(job)
@@ -276,7 +276,7 @@ def test_two_groups_of_the_same_ranks_are_told_apart(tmp_path: Path) -> None:
     assert (hang.ranks, hang.evidence["process_group"], hang.evidence["seq"]) == ((1,), "group:0-1#8", 1)
 
 
-def test_who_waits_in_a_call_of_unknown_members_is_not_accused(tmp_path: Path) -> None:
+def test_a_rank_that_waits_in_a_call_with_unknown_members_is_not_accused(tmp_path: Path) -> None:
     """Rank 0's short ring lost all that it called in group 1: whom rank 1 waits for there is not known."""
     job = Job(3, groups={"1": ("undefined", [0, 1]), "2": ("undefined", [0, 1])}, ring=4)
     job.steps(5)
@@ -286,7 +286,7 @@ def test_who_waits_in_a_call_of_unknown_members_is_not_accused(tmp_path: Path) -
 
 
 @given(data=st.data())
-def test_whoever_stops_is_the_one_who_is_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_the_rank_that_stops_is_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Any program of collectives over any groups; one rank stops somewhere, the others go on until they must wait."""
     ranks = data.draw(st.integers(2, 7))
     subsets = st.lists(st.integers(0, ranks - 1), min_size=2, max_size=ranks, unique=True).map(sorted)
@@ -359,7 +359,7 @@ def test_a_call_that_a_device_has_not_started_is_a_stuck_device(tmp_path: Path) 
     assert (hang.cause, hang.ranks, hang.evidence["waiting_ranks"]) == ("device_stuck", (2, 3), [0, 1])
 
 
-def test_dumps_that_do_not_tell_what_was_started_name_both_possibilities(tmp_path: Path) -> None:
+def test_dumps_without_started_states_name_both_possibilities(tmp_path: Path) -> None:
     """Without TORCH_NCCL_ENABLE_TIMING no call is ever `started`."""
     job = Job(2)
     job.steps(5)
@@ -388,7 +388,7 @@ def test_culprits_of_two_groups_are_named_with_their_own_calls(tmp_path: Path) -
     assert sorted(map(tuple, hang.evidence["awaited"].values())) == [(1,), (3,)]
 
 
-def test_dumps_of_active_calls_only_are_no_rings_that_lost_records(tmp_path: Path) -> None:
+def test_dumps_of_active_calls_only_have_lost_no_records(tmp_path: Path) -> None:
     """What is absent there is complete: rank 1 is open in a call that rank 0 has left behind."""
     job = Job(2)
     job.steps(5)

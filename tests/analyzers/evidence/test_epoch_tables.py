@@ -27,7 +27,7 @@ def test_an_epoch_counts_as_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epochs", [("0", "0", "1", "1"), ("0.25", "0.5", "0.75", "1.0"), ("1", "2", "1", "2")])
-def test_of_several_rows_an_epoch_each_is_a_step(tmp_path: Path, epochs: Sequence[str]) -> None:
+def test_each_of_several_rows_per_epoch_is_a_step(tmp_path: Path, epochs: Sequence[str]) -> None:
     text = "epoch,loss\n" + "".join(f"{epoch},{loss}\n" for epoch, loss in zip(epochs, "4321", strict=True))
     assert steps_of(tmp_path, text) == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
 
@@ -41,7 +41,7 @@ def test_the_parts_of_ultralytics_loss_are_added(tmp_path: Path) -> None:
     assert (second[0], str(second[1])) == (2, "nan")
 
 
-def test_epochs_with_other_values_are_no_training(tmp_path: Path) -> None:
+def test_tables_of_epochs_without_a_training_loss_are_refused(tmp_path: Path) -> None:
     for text in ("epoch,lr\n1,0.1\n", "epoch,val_loss\n1,2.0\n", "epoch,accuracy\n1,0.5\n"):
         assert not recognise(text.encode())
     with pytest.raises(SourceError, match=r"CSV table \(epoch, top1\)"):

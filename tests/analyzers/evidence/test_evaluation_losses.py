@@ -50,13 +50,13 @@ def test_an_evaluation_loss_that_is_not_finite_is_reported_from_a_file_of_metric
     assert not diagnosed(tmp_path, name, text.replace("nan", "0.8").replace("NaN", "0.8")).fired
 
 
-def test_a_training_loss_that_is_lost_is_reported_alone(tmp_path: Path) -> None:
+def test_a_nonfinite_training_loss_is_reported_without_the_evaluation_loss(tmp_path: Path) -> None:
     lines = [f"step {n} loss {2 if n < 9 else 'nan'}\n" for n in range(30)] + ["val_loss: nan\n"]
     (found,) = diagnosed(tmp_path, "train.log", "".join(lines)).fired
     assert found.summary.startswith("The loss is not finite from step 9 on")
 
 
-def test_words_that_are_no_evaluation_loss_are_left_alone(tmp_path: Path) -> None:
+def test_other_words_are_not_taken_for_an_evaluation_loss(tmp_path: Path) -> None:
     steps = "".join(f"step {n} loss {3 - n / 100:.3f}\n" for n in range(60))
     for line in ("val_loss: 0.4", "best val_loss: None", "retrieval_loss: nan", "step 61 loss 2.3 aux_loss: nan"):
         found = diagnosed(tmp_path, "train.log", f"{steps}{line}\n").fired

@@ -1,4 +1,4 @@
-"""`rankscope analyze` on folders of runs that never heard of us."""
+"""`rankscope analyze` on folders of runs that Rankscope did not record."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_file_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "\x1b[31mred\x1b[0m.json", "data.pkl"])
-def test_a_folder_of_something_else_is_one_line(tmp_path: Path, name: str) -> None:
+def test_a_folder_without_known_files_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x80\x04K\x01.")
     (tmp_path / f"link{name}").symlink_to("/etc/hostname")
     done = rankscope("analyze", str(tmp_path))

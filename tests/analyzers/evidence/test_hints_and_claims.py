@@ -1,4 +1,4 @@
-"""Lines that name a cause and say that it happened, and lines that only speak of one."""
+"""Lines that state a cause as a fact, and lines that only mention one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WENT_ON = [
 
 
 @pytest.mark.parametrize("line", HINTS)
-def test_a_line_that_only_speaks_of_a_cause_is_no_claim(tmp_path: Path, line: str) -> None:
+def test_a_line_that_only_mentions_a_cause_is_not_a_finding(tmp_path: Path, line: str) -> None:
     path = tmp_path / "job.log"
     path.write_text(f"{line}\n")
     assert [event.kind for event in read_log(path).events if event.role not in ("context", "hint")] == []
@@ -57,7 +57,7 @@ def test_a_line_that_says_that_its_program_goes_on_is_a_warning(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("line", [HINTS[1], HINTS[14], WENT_ON[0]])
-def test_neither_hides_the_error_that_ended_the_job_nor_raises_an_alarm(tmp_path: Path, line: str) -> None:
+def test_mentions_and_warnings_neither_hide_the_final_error_nor_give_a_finding(tmp_path: Path, line: str) -> None:
     assert "raised KeyError: 7" in diagnosed(tmp_path, "job.log", f"{STEPS}{line}\n{RAISED}").fired[0].summary
     assert diagnosed(tmp_path, "job.log", f"{line}\n{STEPS}Training finished in 50 s\n").fired == ()
 
@@ -70,12 +70,12 @@ def test_neither_hides_the_error_that_ended_the_job_nor_raises_an_alarm(tmp_path
         "postprocess.sh: line 3: 77 Segmentation fault      (core dumped) ./plot",
     ],
 )
-def test_what_the_steps_outlived_is_no_alarm(tmp_path: Path, line: str) -> None:
+def test_a_line_followed_by_more_steps_gives_no_finding(tmp_path: Path, line: str) -> None:
     assert diagnosed(tmp_path, "job.log", f"{line}\n{STEPS}").fired == ()
     assert diagnosed(tmp_path, "job.log", f"{STEPS}{line}\n").fired != ()
 
 
-def test_a_progress_bar_of_the_level_error_is_no_error(tmp_path: Path) -> None:
+def test_a_progress_bar_logged_as_an_error_is_not_an_error(tmp_path: Path) -> None:
     bars = "".join(f"ERROR 2026-01-07T10:00:{at}.1 3/9 2G 0.018 {at}%|#| {at}/60 [00:{at}<00:30, 3.9it/s]\n"
                    for at in range(10, 50))  # fmt: skip
     assert diagnosed(tmp_path, "job.log", bars).fired == ()
@@ -104,5 +104,5 @@ def test_a_progress_bar_of_the_level_error_is_no_error(tmp_path: Path) -> None:
         ("Batch 40: Invalid loss, terminating training", "unknown"),
     ],
 )
-def test_a_claim_remains_one(tmp_path: Path, line: str, cause: str) -> None:
+def test_a_line_that_states_a_cause_is_a_finding(tmp_path: Path, line: str, cause: str) -> None:
     assert diagnosed(tmp_path, "job.log", f"{STEPS}{line}\n").fired[0].cause == cause

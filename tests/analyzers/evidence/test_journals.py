@@ -32,7 +32,7 @@ def test_each_form_has_the_same_lines(tmp_path: Path, form: str) -> None:
     assert "GPU 0000:4e:00 of gpu-03 lost its GPU" in found.summary
 
 
-def test_a_cut_journal_is_read_up_to_there(tmp_path: Path) -> None:
+def test_a_cut_journal_is_read_up_to_the_cut(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text(FORMS["json-pretty"][:-40])
     assert len(list(lines(path))) == 1

@@ -69,7 +69,7 @@ def test_a_line_alone_is_reported_and_no_rank_is_lost(
 
 
 @pytest.mark.parametrize("line", [XID, BLOCKED, HEAT, PORT, DOWN, POLLS, SLOWED])
-def test_what_a_job_outlived_is_a_remark(tmp_path: Path, line: str) -> None:
+def test_a_warning_that_the_job_survived_is_a_remark(tmp_path: Path, line: str) -> None:
     went_on = STEPS.format(*[""] * 5) + line + STEPS.format(*["1"] * 5)
     assert diagnosed(tmp_path, "job.log", went_on).fired == ()
 
@@ -83,12 +83,12 @@ def test_what_a_job_outlived_is_a_remark(tmp_path: Path, line: str) -> None:
         SWITCH.format("ACTIVE", "DOWN") + SWITCH.format("INIT", "ACTIVE"),
     ],
 )  # fmt: skip
-def test_a_link_that_came_up_is_no_fault(tmp_path: Path, line: str) -> None:
+def test_a_link_that_came_up_is_not_a_fault(tmp_path: Path, line: str) -> None:
     assert diagnosed(tmp_path, "kern.log", line).fired == ()
 
 
 @pytest.mark.parametrize("line", ["HW Slowdown : Not Active\n", "Set hw_slowdown: false\n", "HW Slowdown: 0\n"])
-def test_an_inactive_reason_is_none(tmp_path: Path, line: str) -> None:
+def test_an_inactive_throttle_reason_gives_no_finding(tmp_path: Path, line: str) -> None:
     assert diagnosed(tmp_path, "monitor.log", line * 3).fired == ()
 
 

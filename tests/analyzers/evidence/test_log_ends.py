@@ -19,14 +19,14 @@ def analyzed(folder: Path, **texts: str) -> Diagnosis:
     return diagnose_files(paths)
 
 
-def test_what_c_plus_plus_did_not_catch_is_of_the_only_rank_that_aborted(tmp_path: Path) -> None:
+def test_an_uncaught_c_plus_plus_exception_belongs_to_the_only_rank_that_aborted(tmp_path: Path) -> None:
     err = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
     out = "mpirun noticed that process rank 6 with PID 0 on node n4 exited on signal 6 (Aborted).\n"
     (finding,) = analyzed(tmp_path, err=err, out=out).fired
     assert (finding.cause, finding.ranks) == ("host_out_of_memory", (6,))
 
 
-def test_one_rank_that_waited_does_not_show_that_none_is_missing(tmp_path: Path) -> None:
+def test_a_single_waiting_rank_asks_for_the_logs_of_the_others(tmp_path: Path) -> None:
     text = (
         "[rank2]: RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 60000ms "
         "for recv operation to complete\n"
@@ -35,7 +35,7 @@ def test_one_rank_that_waited_does_not_show_that_none_is_missing(tmp_path: Path)
     assert "the other ranks' logs" in finding.evidence["do"]
 
 
-def test_a_module_that_is_not_there_is_no_cause(tmp_path: Path) -> None:
+def test_an_unknown_lmod_module_is_not_a_cause(tmp_path: Path) -> None:
     err = 'Lmod has detected the following error: The following module(s) are unknown: "cuda/99"\n'
     assert analyzed(tmp_path, err=err, out="The card is ready.\nEpoch 199: mean 0.1064\n").fired == ()
 
@@ -69,7 +69,7 @@ def test_an_uncorrectable_hardware_error_asks_for_the_error_counters_of_that_gpu
     assert "amd-smi metric --ecc" in finding.evidence["do"]
 
 
-def test_a_driver_that_reports_a_dead_actor_did_not_fail_itself(tmp_path: Path) -> None:
+def test_a_ray_driver_that_reports_a_dead_actor_is_not_the_culprit(tmp_path: Path) -> None:
     text = (
         'Traceback (most recent call last):\n  File "/job/fit.py", line 8, in <module>\n    estimator.fit(frame)\n'
         "RuntimeError: A Ray actor died during training and the maximum number of retries (2) is exhausted\n"
@@ -187,7 +187,7 @@ def test_a_port_that_failed_before_a_wait_explains_it(tmp_path: Path, head: str)
     assert analyzed(tmp_path, log=port + steps + WAITED).fired[0].kind == "hang"  # the job went on
 
 
-def test_an_error_that_the_job_went_on_after_is_no_end(tmp_path: Path) -> None:
+def test_an_error_that_the_job_survived_is_not_its_end(tmp_path: Path) -> None:
     text = "CondaError: Run 'conda init' before 'conda activate'\n\n"
     text += "".join(f"step {step} | loss {3 - step / 50:.3f}\n" for step in range(1, 60))
     assert str(analyzed(tmp_path, log=text).run["ended"]).startswith("still running")
@@ -243,7 +243,7 @@ def test_the_last_state_of_a_bar_behind_the_summary_is_the_end_of_training(tmp_p
         "Finished training at epoch 33.",
     ],
 )
-def test_a_last_line_that_says_the_program_is_done(tmp_path: Path, last: str) -> None:
+def test_a_last_line_that_says_done_ends_the_job(tmp_path: Path, last: str) -> None:
     path = tmp_path / "train.log"
     steps = "".join(f"step {n}: loss 2.{n:03d} time 1.2s\n" for n in range(40))
     path.write_text(f"{steps}{last}\n", encoding="utf-8")
@@ -251,7 +251,7 @@ def test_a_last_line_that_says_the_program_is_done(tmp_path: Path, last: str) ->
 
 
 @pytest.mark.parametrize("last", ["Saving the checkpoint: Done.", "Loading data... Done", "Done loading the shards"])
-def test_a_part_that_is_done_is_no_end(tmp_path: Path, last: str) -> None:
+def test_a_finished_part_is_not_the_end_of_the_job(tmp_path: Path, last: str) -> None:
     path = tmp_path / "train.log"
     steps = "".join(f"step {n}: loss 2.{n:03d} time 1.2s\n" for n in range(40))
     path.write_text(f"{steps}{last}\n", encoding="utf-8")

@@ -148,7 +148,7 @@ def test_a_wording_has_its_cause(cause: str, text: str) -> None:
     "RuntimeError: CUDA error: invalid argument", "RuntimeError: HIP error: invalid argument",
     "KeyError: 'label'", "train: lib.cc:7: int f(): Assertion `n > 0' failed.", "ValueError: Stale configuration",
 ])  # fmt: skip
-def test_a_text_without_a_cause_of_its_own_has_none(text: str) -> None:
+def test_a_text_without_a_known_cause_has_none(text: str) -> None:
     assert cause_of(text) is None
 
 
@@ -248,12 +248,12 @@ def test_lost_connections_without_any_rank_are_a_verdict(tmp_path: Path) -> None
     assert diagnose_files([tmp_path]).fired[0].ranks == ()
 
 
-def test_advice_of_nccl_is_no_cause(tmp_path: Path) -> None:
+def test_advice_of_nccl_is_not_a_cause(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text('a:1:2 [0] misc/ibvwrap.cc:63 NCCL WARN Missing "iommu=pt" from kernel cmd\n')
     assert diagnose_files([tmp_path]).fired == ()
 
 
-def test_a_store_without_ipv6_is_no_cause(tmp_path: Path) -> None:
+def test_a_warning_about_missing_ipv6_is_not_a_cause(tmp_path: Path) -> None:
     """torch prints it on every machine without IPv6, and goes on."""
     (tmp_path / "job.log").write_text(
         "[W socket.cpp:464] [c10d] The server socket cannot be initialized on [::]:29500 "
@@ -297,7 +297,7 @@ def test_a_timeout_of_an_older_torch_is_a_hang_without_a_culprit(tmp_path: Path,
         ("The node 'a_1_0' has failed to send a keep-alive heartbeat to the rendezvous 'none'.", "connection_lost"),
     ],
 )
-def test_a_line_alone_has_its_cause(tmp_path: Path, text: str, cause: str) -> None:
+def test_a_single_line_is_enough_for_its_cause(tmp_path: Path, text: str, cause: str) -> None:
     begin = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n'
     (tmp_path / "job.log").write_text(f"{begin if text == 'MemoryError' else ''}{text}\n")
     first = diagnose_files([tmp_path]).fired[0]
@@ -345,7 +345,7 @@ def test_torchelastics_events_name_the_worker_that_failed(tmp_path: Path, before
     "text",
     ["OSError: [Errno 27] File too large: '/ckpt/a.pt'", "RuntimeError: write(): fd 9: File too large"],
 )
-def test_a_file_beyond_the_largest_size_is_no_full_disk(tmp_path: Path, text: str) -> None:
+def test_a_file_above_the_size_limit_is_not_a_full_disk(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.log").write_text(f"{text}\n")
     first = diagnose_files([tmp_path]).fired[0]
     assert first.cause == "file_system"

@@ -32,25 +32,25 @@ def steps(first: int, last: int) -> str:
     return "".join(f"step: {step} loss: 2.5\n" for step in range(first, last))
 
 
-def test_an_error_out_of_a_call_that_waits_proves_nothing(tmp_path: Path) -> None:
+def test_a_library_error_raised_in_a_collective_proves_nothing(tmp_path: Path) -> None:
     library = raised("[rank1]: ", "RuntimeError: oneccl: comm failed, status 7", "x/torch/distributed/distributed_c10d")
     (found,) = diagnose(tmp_path, job=library).fired
     assert (found.status, found.ranks, found.cause) == ("suspect", (), "connection_lost")
 
 
-def test_an_error_of_the_own_data_inside_such_a_call_is_proof(tmp_path: Path) -> None:
+def test_an_argument_error_raised_in_a_collective_is_proof(tmp_path: Path) -> None:
     own = raised("[rank1]: ", "ValueError: Invalid scalar type", "x/torch/distributed/distributed_c10d")
     (found,) = diagnose(tmp_path, job=own).fired
     assert (found.status, found.ranks, found.cause) == ("fired", (1,), "exception")
 
 
-def test_a_message_that_speaks_of_another_rank_blames_nobody(tmp_path: Path) -> None:
+def test_a_message_about_another_rank_accuses_none(tmp_path: Path) -> None:
     text = raised("[rank1]: ", "RuntimeError: step aborted because another rank failed")
     (found,) = diagnose(tmp_path, job=text).fired
     assert (found.status, found.ranks) == ("suspect", ())
 
 
-def test_what_the_job_went_on_after_did_not_end_it(tmp_path: Path) -> None:
+def test_an_error_that_the_job_survived_did_not_end_it(tmp_path: Path) -> None:
     handled = raised("[rank1]: ") + steps(0, 40)
     first = diagnose(tmp_path, job=handled + raised("[rank3]: ", "IndexError: 9")).fired[0]
     assert (first.status, first.ranks) == ("fired", (3,))
@@ -61,7 +61,7 @@ def test_a_job_that_only_survived_errors_has_no_culprit(tmp_path: Path) -> None:
     assert diagnose(tmp_path, job=raised("[rank1]: ") + steps(0, 40)).fired == ()
 
 
-def test_what_comes_while_the_launcher_ends_the_job_is_a_consequence(tmp_path: Path) -> None:
+def test_errors_while_the_launcher_ends_the_job_are_consequences(tmp_path: Path) -> None:
     text = TABLE.format(second=1, host="a", rank=2, local=2, code=-9, pid=72)
     ending = "W0301 08:30:02.1 71 api.py:851] Sending process 73 closing signal SIGTERM\n"
     worker = raised("[rank0]: ", "RuntimeError: DataLoader worker (pid 9) is killed by signal: Terminated.")
@@ -145,7 +145,7 @@ def test_the_same_bus_on_another_host_is_another_device(tmp_path: Path) -> None:
     assert first.fired[0].ranks == ()
 
 
-def test_a_kernel_line_of_another_week_is_not_the_jobs(tmp_path: Path) -> None:
+def test_a_kernel_line_of_another_week_is_not_part_of_the_job(tmp_path: Path) -> None:
     kernel = "[Sun Feb {day} 08:30:00 2026] NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.\n"
     job = "2026-02-22 08:25:00,000 " + raised("")[:-1].replace("\n", "\n2026-02-22 08:25:00,000 ") + "\n"
     same = diagnose(tmp_path, rank_1=job, dmesg=kernel.format(day=22)).fired[0]

@@ -52,13 +52,13 @@ def test_the_rank_that_raised_is_the_cause_and_the_others_are_victims(tmp_path: 
     assert "job/train.py:7 in step" in finding.summary
 
 
-def test_the_rank_that_prints_nothing_is_a_suspect_and_no_more(tmp_path: Path) -> None:
+def test_a_rank_that_prints_nothing_is_only_a_suspect(tmp_path: Path) -> None:
     (finding,) = diagnose(tmp_path, job=watchdog(0) + watchdog(1) + watchdog(3)).fired
     assert (finding.status, finding.ranks, finding.cause) == ("suspect", (2,), "not_entered")
     assert finding.evidence["collect"]
 
 
-def test_one_rank_alone_accuses_nobody(tmp_path: Path) -> None:
+def test_a_timeout_of_a_single_rank_accuses_none(tmp_path: Path) -> None:
     (finding,) = diagnose(tmp_path, job=watchdog(5)).fired
     assert (finding.status, finding.ranks) == ("suspect", ())
 
@@ -146,7 +146,7 @@ def test_archives_are_read_and_their_links_are_not(tmp_path: Path) -> None:
     assert "leads out" in problems
 
 
-def test_logs_without_a_cause_are_no_proof_of_health(tmp_path: Path) -> None:
+def test_logs_without_a_cause_are_not_called_healthy(tmp_path: Path) -> None:
     diagnosis = diagnose(tmp_path, job="all is well\n" * 10)
     assert "names a cause" in diagnosis.verdict
     assert "No problems" not in diagnosis.verdict
@@ -211,7 +211,7 @@ def test_the_order_of_a_commands_options_does_not_matter_and_a_range_is_no_size(
     assert facts["num_ranks"] == (16 if "=2" in command else 2)
 
 
-def test_the_loss_is_told_from_its_first_value(tmp_path: Path) -> None:
+def test_the_loss_is_reported_from_its_first_value(tmp_path: Path) -> None:
     lines = (f"step {10 * i} | loss {2 + 10 / (1 + i):.4f} | lr 3.0e-04\n" for i in range(40))
     verdict = diagnose(tmp_path, job="".join(lines)).verdict
     assert "40 printed steps to step 390, the loss fell from 12 to 2.2" in verdict

@@ -66,11 +66,11 @@ def test_log_lines_and_other_values_are_not_taken(row: Mapping[str, Any]) -> Non
     assert not recognise(line + line)
 
 
-def test_a_single_object_is_no_series() -> None:
+def test_a_single_object_is_not_a_series_of_steps() -> None:
     assert not recognise(json.dumps(FLAT).encode())
 
 
-def test_a_text_far_below_is_named(tmp_path: Path) -> None:
+def test_a_text_line_far_below_is_named(tmp_path: Path) -> None:
     rows: list[Mapping[str, Any]] = [FLAT | {"step": step} for step in range(2000)]
     path = written(tmp_path, [*rows, {"step": 2000, "error": "ValueError: the tensor is not finite"}])
     assert recognise(path.read_bytes()[: 64 << 10])

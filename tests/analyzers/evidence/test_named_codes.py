@@ -59,19 +59,19 @@ def test_each_wording_of_a_cause_has_its_own_advice(tmp_path: Path, error: str, 
     assert advice in next_step(first)
 
 
-def test_a_gpu_that_nvidia_smi_cannot_open_is_the_devices_error(tmp_path: Path) -> None:
+def test_a_gpu_that_nvidia_smi_cannot_open_is_a_device_error(tmp_path: Path) -> None:
     text = "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n"
     first = diagnosed(tmp_path, "smi.txt", text).fired[0]
     assert (first.cause, "3B:00.0" in first.summary) == ("device_error", True)
     assert "reset the GPU" in next_step(first)
 
 
-def test_a_code_of_the_runtime_is_said_with_its_meaning(tmp_path: Path) -> None:
+def test_a_runtime_error_code_is_reported_with_its_meaning(tmp_path: Path) -> None:
     error = "RuntimeError: NPU function error: AclrtSynchronizeStreamWithTimeout(s), error code is 507035"
     assert "507035: vector core exception" in diagnosed(tmp_path, "job.log", RAISED.format(error=error)).verdict
 
 
-def test_a_code_of_hccl_is_said_with_its_meaning_and_blames_no_rank(tmp_path: Path) -> None:
+def test_an_hccl_error_code_is_reported_with_its_meaning_and_no_rank(tmp_path: Path) -> None:
     text = "[rank1]: EI0006: [PID: 7] Getting socket times out. Remote Rank did not send the data\n"
     first = diagnosed(tmp_path, "job.log", text).fired[0]
     assert "EI0006: no socket to another rank within the timeout" in first.summary
@@ -112,7 +112,7 @@ TIMEOUT = (
 TIMEOUT += "NumelOut=64, Timeout(ms)=600000) ran for 600030 milliseconds before timing out.\n"
 
 
-def test_the_rank_in_what_terminate_repeats_is_that_of_the_call(tmp_path: Path) -> None:
+def test_the_rank_in_a_message_repeated_by_terminate_is_the_rank_of_the_call(tmp_path: Path) -> None:
     text = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [Rank 6] NCCL watchdog "
     text += "thread terminated with exception: " + TIMEOUT.format(rank=6)
     verdict = diagnosed(tmp_path, "job.log", text).verdict
@@ -161,7 +161,7 @@ def test_a_printed_loss_scale_that_falls_to_its_floor_is_exhausted(tmp_path: Pat
 
 
 @pytest.mark.parametrize("values", [[1.0] * 9, [2.0**32, 65536.0, 32768.0, 65536.0], [64.0, 1.0, 2.0, 4.0, 8.0]])
-def test_a_loss_scale_that_is_constant_or_recovers_is_none(tmp_path: Path, values: list[float]) -> None:
+def test_a_loss_scale_that_is_constant_or_recovers_is_not_exhausted(tmp_path: Path, values: list[float]) -> None:
     assert diagnosed(tmp_path, "job.log", scales(values)).fired == ()
 
 
@@ -176,7 +176,7 @@ def test_a_scaler_that_goes_below_one_is_exhausted(tmp_path: Path) -> None:
 # ---- launchers, and parts of libraries ----
 
 
-def test_an_error_that_its_library_signs_is_of_that_rank_where_the_traceback_is_cut_off(tmp_path: Path) -> None:
+def test_an_error_signed_by_its_library_names_that_rank_in_a_cut_traceback(tmp_path: Path) -> None:
     text = "    work = group.barrier()\nRuntimeError: [ERROR] HCCL error in: torch_npu/ProcessGroupHCCL.cpp:64\n"
     text += "[ERROR] 2026-01-07-09:12:44 (PID:4711, Device:5, RankID:5) ERR02200 DIST call hccl api failed.\n"
     text += "EJ0001: 2026-01-07-09:12:44.1 Failed to initialize the HCCP process. Reason: the last one runs.\n\n"
@@ -185,7 +185,7 @@ def test_an_error_that_its_library_signs_is_of_that_rank_where_the_traceback_is_
 
 
 @pytest.mark.parametrize(("signal", "is_hangup"), [("1", True), ("Signals.SIGHUP", True), ("Signals.SIGTERM", False)])
-def test_a_closed_terminal_is_told_from_other_signals(tmp_path: Path, signal: str, is_hangup: bool) -> None:
+def test_a_closed_terminal_is_distinguished_from_other_signals(tmp_path: Path, signal: str, is_hangup: bool) -> None:
     text = f"W0301 10:00:00.1 77 torch/distributed/elastic/agent/server/api.py:704] Received {signal} death signal, "
     first = diagnosed(tmp_path, "job.log", text + "shutting down workers\n").fired[0]
     assert (first.cause, first.ranks) == ("cancelled", ())
@@ -214,7 +214,9 @@ def test_the_node_that_mindspores_scheduler_gave_up_is_suspected(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("scale", "is_told"), [("0.00048828125", True), ("0.0625", False)])
-def test_a_loss_scale_near_fairseqs_minimum_is_told_before_its_error(tmp_path: Path, scale: str, is_told: bool) -> None:
+def test_a_loss_scale_near_the_minimum_of_fairseq_is_reported_before_its_error(
+    tmp_path: Path, scale: str, is_told: bool
+) -> None:
     text = "2026-03-01 11:41:18 | INFO | fairseq.trainer | NOTE: overflow detected, setting loss scale to: {scale}\n"
     found = diagnosed(tmp_path, "job.log", text.format(scale=scale)).fired
     assert [scale in finding.summary for finding in found] == [True] * is_told
@@ -227,7 +229,7 @@ def test_a_loss_scale_near_fairseqs_minimum_is_told_before_its_error(tmp_path: P
         ("transport/p2p.cc:601", "P2P", "NCCL_P2P_DISABLE"),
     ],
 )
-def test_the_part_of_nccl_that_failed_is_named_with_what_does_without(
+def test_the_failed_part_of_nccl_is_named_with_the_variable_that_disables_it(
     tmp_path: Path, file: str, part: str, variable: str
 ) -> None:
     text = f"gpu-07:811:902 [3] {file} NCCL WARN Cuda failure 1 'invalid argument'\n"
@@ -240,7 +242,7 @@ def test_the_part_of_nccl_that_failed_is_named_with_what_does_without(
 
 @pytest.mark.parametrize("error", ["peer access is not supported between these two devices",
                                    "peer mapping resources exhausted"])  # fmt: skip
-def test_a_cuda_error_of_direct_access_says_what_does_without(tmp_path: Path, error: str) -> None:
+def test_a_cuda_error_of_peer_access_names_the_variable_that_disables_it(tmp_path: Path, error: str) -> None:
     text = RAISED.format(
         error="torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled cuda error, NCCL "
         f"2.21.5\nncclUnhandledCudaError: Call to CUDA failed.\nLast error:\nCuda failure 217 '{error}'"
@@ -252,7 +254,7 @@ def test_a_cuda_error_of_direct_access_says_what_does_without(tmp_path: Path, er
     assert "NCCL_P2P_DISABLE=1" in next_step(first)
 
 
-def test_a_network_plugin_that_cannot_open_its_device_is_not_asked_for_its_cables(tmp_path: Path) -> None:
+def test_a_network_plugin_that_cannot_open_its_device_does_not_suggest_checking_cables(tmp_path: Path) -> None:
     text = (
         "nid7:71:90 [0] open_ep:80 NCCL WARN NET/OFI Couldn't open a fabric provider. RC: -38, ERROR: Not implemented\n"
     )
@@ -262,7 +264,7 @@ def test_a_network_plugin_that_cannot_open_its_device_is_not_asked_for_its_cable
     assert "ibstat` and the switch" not in next_step(first)
 
 
-def test_a_handle_of_an_ended_ray_job_is_not_why_it_ended(tmp_path: Path) -> None:
+def test_an_actor_handle_of_another_ray_job_is_not_the_cause(tmp_path: Path) -> None:
     text = RAISED.format(error="ray.exceptions.ActorHandleNotFoundError: created in job 01, but the current job is 02")
     text += RAISED.format(error="ValueError: the reward of sample 17 is empty")
     first = diagnosed(tmp_path, "job.log", text).fired[0]

@@ -25,7 +25,7 @@ FRAMES = " *** Process received signal ***\n{at} Signal: Bus error (7)\n{at} Sig
 
 
 @pytest.mark.parametrize(("host", "named"), [("...", None), ("---", None), ("gpu-3", "gpu-3")])
-def test_a_host_whose_name_was_replaced_is_none(tmp_path: Path, host: str, named: str | None) -> None:
+def test_a_placeholder_is_not_taken_for_a_host_name(tmp_path: Path, host: str, named: str | None) -> None:
     text = f"slurmstepd: error: *** JOB 71 ON {host} CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     for finding in diagnosed(tmp_path, "job.log", text).fired:
         assert (finding.cause, finding.evidence.get("host")) == ("time_limit", named)
@@ -34,7 +34,7 @@ def test_a_host_whose_name_was_replaced_is_none(tmp_path: Path, host: str, named
 @pytest.mark.parametrize(
     "error", ["(errno: 113 - No route to host)", "(errno: 101 - Network is unreachable)", "name: EHOSTUNREACH"]
 )
-def test_an_address_without_a_route_is_no_node_that_did_not_join(tmp_path: Path, error: str) -> None:
+def test_an_unreachable_address_is_not_a_node_that_did_not_join(tmp_path: Path, error: str) -> None:
     text = f"RuntimeError: The client socket has failed to connect to any network address of (lead7, 2951). {error}.\n"
     (found,) = diagnosed(tmp_path, "job.log", text).fired
     assert (found.cause, found.ranks, found.evidence.get("host")) == ("unreachable", (), None)
@@ -91,7 +91,7 @@ def test_a_wait_for_a_store_that_timed_out_is_found_above_a_cut_traceback(tmp_pa
     assert found.evidence["address"] == "10.0.0.9"
 
 
-def test_a_rank_with_a_blocked_watchdog_is_said_to_wait_as_well(tmp_path: Path) -> None:
+def test_a_rank_with_a_blocked_watchdog_may_be_waiting_as_well(tmp_path: Path) -> None:
     (found,) = diagnosed(tmp_path, "job.log", STUCK.format(rank=5) + waited(2)).fired
     assert (found.cause, found.ranks) == ("all_entered", ())
     assert "rank 5 may wait in it too: its watchdog was blocked" in found.summary
@@ -105,14 +105,14 @@ def test_a_rank_with_a_blocked_watchdog_is_said_to_wait_as_well(tmp_path: Path) 
         ("REDUCE", "Half", 4096, "Ranks called the same collective with different element types"),
     ],
 )
-def test_calls_are_said_to_differ_in_what_they_differ_in(
+def test_the_difference_between_mismatched_calls_is_named(
     tmp_path: Path, op: str, dtype: str, size: int, begin: str
 ) -> None:
     (found,) = diagnosed(tmp_path, "job.log", FINGERPRINT.format(op=op, dtype=dtype, size=size)).fired
     assert found.summary.startswith(f"{begin}: rank 1 calls REDUCE [{size}] Float; rank 3 calls {op} [4096] {dtype}")
 
 
-def test_a_printed_loss_that_is_lost_has_no_value_at_the_end(tmp_path: Path) -> None:
+def test_a_loss_that_becomes_nonfinite_has_no_final_value(tmp_path: Path) -> None:
     lines = [f"step {n} loss {2 - n / 10}\n" for n in range(1, 6)] + [f"step {n} loss nan\n" for n in range(6, 12)]
     facts = diagnosed(tmp_path, "job.log", "".join(lines)).run
     assert loss_line(facts).endswith("1.5000 at the last finite step. NaN or Inf from step 6 to the end.")

@@ -124,7 +124,7 @@ ELSEWHERE = {"archive", "program", "plugin", "tensorboard_events", "wandb_file"}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_holds_nothing_to_judge_is_not_said_to_be_healthy(tmp_path: Path, case: str) -> None:
+def test_a_file_with_nothing_to_judge_is_not_called_healthy(tmp_path: Path, case: str) -> None:
     for name, content in CASES[case].items():
         path = tmp_path / name
         if callable(content):
@@ -160,7 +160,7 @@ def test_equal_counts_of_ras_are_checked_and_do_not_show_the_end_of_a_call(tmp_p
     assert "one report does not show whether the last call ends" in open_.summary
 
 
-def test_an_end_that_a_scheduler_states_is_the_verdict(tmp_path: Path) -> None:
+def test_an_end_stated_by_a_scheduler_is_the_verdict(tmp_path: Path) -> None:
     (tmp_path / "sacct.txt").write_text(programs.SACCT_P.format(state="COMPLETED"))
     assert diagnose_files([tmp_path]).verdict.startswith("The job finished (sacct.txt:2: ")
 

@@ -53,7 +53,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_all_of_it_is_one_verdict(job: Path) -> None:
+def test_all_files_give_one_verdict(job: Path) -> None:
     diagnosis = diagnose_files([job])
     first = diagnosis.fired[0]
     assert (first.status, first.ranks, first.cause) == ("fired", (HUNG,), "device_error")
@@ -75,7 +75,7 @@ def test_all_of_it_is_one_verdict(job: Path) -> None:
         (["logs", "dumps"], "suspect", "not_entered"),
     ],
 )
-def test_without_a_part_it_is_right_or_honestly_less(job: Path, gone: list[str], status: str, cause: str) -> None:
+def test_the_culprit_is_named_whichever_file_is_missing(job: Path, gone: list[str], status: str, cause: str) -> None:
     for name in gone:
         path = job / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,4 +1,4 @@
-"""Files of programs beside training: what they say is not laid on a rank, and what is not understood is named."""
+"""Files of programs beside training: what they say is not attributed to a rank, and what is not understood is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fatal server error:
 SEGFAULT = "[Tue Nov 24 04:41:44 2026] {name}[25]: segfault at 7f79 ip 7f7c sp 7f12 error 4 in {library}[7f00+d3d]\n"
 
 
-def test_a_display_servers_signal_is_no_ranks(tmp_path: Path) -> None:
+def test_a_signal_of_the_display_server_names_no_rank(tmp_path: Path) -> None:
     assert diagnosed(tmp_path, "bug-report.log", XORG).fired == ()
     ucx = "[gpu-01:71   :0:71] Caught signal 11 (Segmentation fault: address not mapped to object at address (nil))\n"
     assert [one.cause for one in diagnosed(tmp_path, "rank_0.log", ucx).fired] == ["signal"]
@@ -62,7 +62,7 @@ BROWSER = [{"cat": "devtools.timeline", "name": "RunTask", "ph": "X", "ts": plac
 OPERATOR = {"args": {"External id": 1}, "cat": "cpu_op", "dur": 3, "name": "aten::mm", "ph": "X", "pid": 1, "ts": 1}
 
 
-def test_a_trace_of_another_program_is_not_taken_for_a_device(tmp_path: Path) -> None:
+def test_a_trace_of_another_program_is_not_a_device_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": BROWSER}))
     with pytest.raises(SourceError, match=r"not a trace of a supported profiler: .* devtools\.timeline"):

@@ -33,7 +33,7 @@ OUTLIVED = [
 
 
 @pytest.mark.parametrize("line", OUTLIVED)
-def test_a_jobs_own_error_outweighs_what_it_outlived(tmp_path: Path, line: str) -> None:
+def test_the_error_of_the_job_outweighs_lines_that_it_survived(tmp_path: Path, line: str) -> None:
     first = diagnosed(tmp_path, "job.log", STEPS.format(first="") + f"{line}\n" + RAISED).fired[0]
     assert first.cause in ("exception", "out_of_memory")
     went_on = STEPS.format(first="") + f"{line}\n" + STEPS.format(first="1")
@@ -55,7 +55,7 @@ def test_a_jobs_own_error_outweighs_what_it_outlived(tmp_path: Path, line: str) 
         ),
     ],
 )
-def test_the_same_words_end_a_job_that_nothing_follows(tmp_path: Path, line: str, cause: str) -> None:
+def test_the_same_lines_end_a_job_if_nothing_follows(tmp_path: Path, line: str, cause: str) -> None:
     assert diagnosed(tmp_path, "job.log", STEPS.format(first="") + f"{line}\n").fired[0].cause == cause
 
 
@@ -70,7 +70,7 @@ STALLED += (
 @pytest.mark.parametrize(
     ("first", "second", "ranks"), [("0, 3, 2", "3, 2, 0", (1,)), ("0", "1, 3", (2,)), ("0, 1", "1, 0", ())]
 )
-def test_ranks_that_are_ready_for_no_stalled_tensor_are_missing(
+def test_ranks_that_are_ready_for_no_stalled_tensor_are_suspected(
     tmp_path: Path, first: str, second: str, ranks: tuple[int, ...]
 ) -> None:
     found = diagnosed(tmp_path, "job.log", STALLED.format(first=first, second=second)).fired[0]
@@ -121,7 +121,7 @@ def test_a_hang_before_a_restart_without_a_step_is_the_end(tmp_path: Path) -> No
     assert diagnosed(tmp_path, "job.log", log).fired[0].kind == "hang"
 
 
-def test_a_retried_request_is_no_failure_because_of_a_connection_that_was_outlived(tmp_path: Path) -> None:
+def test_a_retried_request_after_a_survived_connection_error_is_not_a_failure(tmp_path: Path) -> None:
     retried = (
         "WARNING:urllib3.connectionpool:Retrying (Retry(total=2, connect=3)) after connection broken by "
         "'ReadTimeoutError(\"HTTPSConnectionPool(host='track.example.org', port=443): Read timed out.\")': /api/log\n"

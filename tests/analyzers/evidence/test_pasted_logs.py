@@ -1,4 +1,4 @@
-"""Logs as jobs leave them: of several launches, with errors that Python itself passes over, of sweeps and resumes."""
+"""Logs as jobs leave them: of several launches, with errors that Python ignores, of sweeps and resumes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_error_of_a_task_that_nothing_awaits_is_not_proven(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["sqlite3.OperationalError", "psycopg2.errors.UndefinedTable", "tool4.core.StepError"])
-def test_a_module_whose_name_ends_with_a_digit_is_no_host(name: str, tmp_path: Path) -> None:
+def test_an_exception_module_ending_in_a_digit_is_not_a_host(name: str, tmp_path: Path) -> None:
     (finding,) = diagnosed(tmp_path, "job.log", TRACEBACK.format(raised=f"{name}: 11 columns, 7 values")).fired
     assert finding.cause == "exception"
     assert "11 columns, 7 values" in finding.summary
@@ -75,7 +75,7 @@ def test_a_command_line_that_is_refused_is_named_with_its_ranks(tmp_path: Path) 
     assert "--learning_rat" in finding.summary
 
 
-def test_a_level_of_the_programs_own_logger_is_no_collectors(tmp_path: Path) -> None:
+def test_a_level_printed_by_the_program_logger_is_not_a_collector_prefix(tmp_path: Path) -> None:
     names = ("hub", "web.server", "store", "tokens", "app.pages", "jobs", "cache")
     lines = [f"{'WARNING' if i % 9 == 4 else 'INFO'}:{names[i % 7]}:line {i * i}\n" for i in range(60)]
     lines[31] = (
@@ -102,7 +102,7 @@ def test_a_loss_scale_that_is_not_known_is_not_exhausted(tmp_path: Path) -> None
         "[2026-03-01 10:00:34,298] [ERROR] [job.cli.main:182] [PID:41] [RANK:0]\n",
     ],
 )
-def test_an_error_line_of_a_side_matter_is_no_suspicion(line: str, tmp_path: Path) -> None:
+def test_an_error_line_about_something_minor_is_not_suspected(line: str, tmp_path: Path) -> None:
     assert not diagnosed(tmp_path, "job.log", f"loading\n{line}ready\n").fired
 
 
@@ -112,7 +112,7 @@ def test_an_error_line_of_a_side_matter_is_no_suspicion(line: str, tmp_path: Pat
      "Training Completed!!! Saving pre-trained model to ./out\n", "INFO:__main__:Finetuning done!\n",
      "2026-03-01 10:59:00,836 - __main__ - INFO - Fine-tuning completed successfully!\n"],
 )  # fmt: skip
-def test_how_programs_say_that_they_finished(line: str, tmp_path: Path) -> None:
+def test_a_line_that_says_finished_ends_the_job(line: str, tmp_path: Path) -> None:
     assert diagnosed(tmp_path, "job.log", STEPS + line).verdict.startswith("The job finished")
 
 
@@ -121,7 +121,7 @@ def test_how_programs_say_that_they_finished(line: str, tmp_path: Path) -> None:
     ["[2026-03-01 10:27:14,902] [INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting\n",
      "Detected KeyboardInterrupt, attempting graceful shutdown ...\n"],
 )  # fmt: skip
-def test_how_programs_say_that_they_were_stopped(line: str, tmp_path: Path) -> None:
+def test_a_line_that_says_stopped_ends_the_job(line: str, tmp_path: Path) -> None:
     (finding,) = diagnosed(tmp_path, "job.log", STEPS + line).fired
     assert (finding.cause, finding.ranks) == ("cancelled", ())
 
@@ -140,7 +140,7 @@ def test_the_rate_of_skipped_steps_is_none_of_training(tmp_path: Path) -> None:
     assert not diagnosed(tmp_path, "job.log", text + "\n").fired
 
 
-def test_a_second_training_in_one_log_is_not_a_slower_first(tmp_path: Path) -> None:
+def test_a_second_training_in_one_log_is_not_a_slowdown_of_the_first(tmp_path: Path) -> None:
     def training(begin: int, steps: int, seconds: int) -> str:
         times = [(begin + i * seconds, i) for i in range(1, steps)]
         return "".join(
@@ -151,7 +151,7 @@ def test_a_second_training_in_one_log_is_not_a_slower_first(tmp_path: Path) -> N
     assert not diagnosed(tmp_path, "job.log", training(0, 90, 3) + training(1000, 160, 7)).fired
 
 
-def test_values_below_a_line_that_names_their_step(tmp_path: Path) -> None:
+def test_values_below_a_line_with_their_step_are_read(tmp_path: Path) -> None:
     text = "".join(
         f"2026-03-01 10:{i:02d}:00.1\tn1:0\tolmo.train:979\tINFO\t[step={i}/50,epoch=0]\n"
         f"    optim/total_grad_norm=1.1\n    train/CrossEntropyLoss={'nan' if i > 20 else 9 - i / 9}\n"

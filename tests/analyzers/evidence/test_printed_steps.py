@@ -22,14 +22,14 @@ def _diagnosis(tmp_path: Path, text: str) -> Diagnosis:
 
 
 @pytest.mark.parametrize("program", ["hf", "torchtitan", "fairseq", "megatron"])
-def test_a_lasting_rise_of_the_duration(tmp_path: Path, program: str) -> None:
+def test_a_lasting_rise_of_the_duration_is_found(tmp_path: Path, program: str) -> None:
     first = _diagnosis(tmp_path, printed(program, steps=200, slow_from=100)).fired[0]
     assert (first.kind, first.cause) == ("throughput", "unknown")
     assert abs((first.first_step or 0) - 100) <= 5
     assert first.evidence["factor_ratio"] == pytest.approx(2.0, abs=0.1)
 
 
-def test_every_twentieth_step(tmp_path: Path) -> None:
+def test_a_slow_step_in_every_twenty_is_periodic(tmp_path: Path) -> None:
     first = _diagnosis(tmp_path, printed("litgpt", steps=240, every=20)).fired[0]
     assert (first.cause, first.evidence["every_steps"]) == ("periodic", 20)
 
@@ -69,7 +69,7 @@ def test_iterations_that_make_a_step_together_are_called_so(tmp_path: Path) -> N
     assert "since iteration 20" in slower.summary
 
 
-def test_the_share_of_data_time(tmp_path: Path) -> None:
+def test_a_large_share_of_data_time_is_found(tmp_path: Path) -> None:
     first = _diagnosis(tmp_path, printed("mmengine", steps=30, data_share=0.8)).fired[0]
     assert first.kind == "data_bound"
     assert first.evidence["data_ratio"] == pytest.approx(0.8, abs=0.01)
@@ -88,7 +88,7 @@ def test_a_divergence_is_one_finding(tmp_path: Path) -> None:
     assert "step 2" not in found[0].summary  # the lines are counted, and are no steps of the trainer
 
 
-def test_steps_that_are_left_out(tmp_path: Path) -> None:
+def test_skipped_steps_are_counted(tmp_path: Path) -> None:
     first = _diagnosis(tmp_path, printed("megatron", steps=300, skip_from=200)).fired[0]
     assert first.evidence["skipped_steps"] == 101
     assert _diagnosis(tmp_path, printed("megatron", steps=60, skip_from=1)).fired == ()  # the search for a scale
@@ -141,7 +141,7 @@ def test_an_error_that_the_job_finished_after_is_no_death(tmp_path: Path, error:
         ("c.log", "", "is empty"),
     ],
 )
-def test_other_files_are_named_as_what_they_are(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_unsupported_files_are_named_as_what_they_are(tmp_path: Path, name: str, text: str, said: str) -> None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     try:
@@ -241,7 +241,7 @@ def test_a_table_of_steps_with_tabs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["[rank{}]:", "{}: "])
-def test_a_rank_whose_printed_steps_take_longer(tmp_path: Path, prefix: str) -> None:
+def test_a_rank_with_longer_printed_steps_is_named(tmp_path: Path, prefix: str) -> None:
     def log(slow: float) -> str:
         return "".join(
             f"{prefix.format(rank)}step {step} | loss: 2.0 | step time: {800 * factor + step % 7:.1f} ms\n"

@@ -24,7 +24,7 @@ def _keras(losses: list[float]) -> str:
         [2 - 0.1 * number for number in range(8)] + [31.0 + number / 10 for number in range(6)],  # a jump that stays
     ],
 )
-def test_a_loss_that_has_multiplied_over_a_few_lines(tmp_path: Path, losses: list[float]) -> None:
+def test_a_loss_that_multiplies_over_a_few_lines_is_found(tmp_path: Path, losses: list[float]) -> None:
     (found,) = diagnosed(tmp_path, "train.log", _keras(losses)).fired
     assert found.kind == "divergence"
     assert f"to {losses[-1]:.3f}"[:7] in found.summary
@@ -40,11 +40,11 @@ def test_a_loss_that_has_multiplied_over_a_few_lines(tmp_path: Path, losses: lis
         [0.9 * 1.3**number for number in range(8)],  # too few
     ],
 )
-def test_other_losses_over_a_few_lines(tmp_path: Path, losses: list[float]) -> None:
+def test_other_losses_over_a_few_lines_give_no_finding(tmp_path: Path, losses: list[float]) -> None:
     assert diagnosed(tmp_path, "train.log", _keras(losses)).fired == ()
 
 
-def test_a_climb_that_is_printed_every_tenth_step(tmp_path: Path) -> None:
+def test_a_climb_printed_every_tenth_step_is_found(tmp_path: Path) -> None:
     lines = [
         f"step {10 * n} loss {1.6 - min(n, 80) / 800 + n % 3 / 500 + max(0, n - 80) / 200:.4f}\n" for n in range(1, 201)
     ]
@@ -60,7 +60,7 @@ def _printed(durations: list[float]) -> str:
     )
 
 
-def test_durations_that_grow_over_twenty_lines(tmp_path: Path) -> None:
+def test_durations_that_grow_over_twenty_lines_are_found(tmp_path: Path) -> None:
     (found,) = diagnosed(tmp_path, "train.log", _printed([1 + 0.05 * n + n % 2 / 100 for n in range(20)])).fired
     assert (found.kind, found.cause) == ("throughput", "unknown")
     assert "slower from line to line" in found.summary
@@ -75,7 +75,7 @@ def test_durations_that_grow_over_twenty_lines(tmp_path: Path) -> None:
         [1 + 0.05 * n for n in range(10)],  # too few
     ],
 )
-def test_other_durations_of_twenty_lines(tmp_path: Path, durations: list[float]) -> None:
+def test_other_durations_over_twenty_lines_give_no_finding(tmp_path: Path, durations: list[float]) -> None:
     assert diagnosed(tmp_path, "train.log", _printed(durations)).fired == ()
 
 

@@ -1,4 +1,4 @@
-"""Metrics that trackers and trainers wrote, in the shape in which each writes them: the steps that they tell of."""
+"""Metrics that trackers and trainers wrote, in the shape in which each writes them: the steps read from them."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_stacks_beside_the_dumps_show_where_the_culprit_is(tmp_path: Path) -> No
     assert hang.evidence["stack_groups"][1]["frames"][0] == "w/data.py:44 read_shard"
 
 
-def test_a_traceback_of_a_failure_is_a_log() -> None:
+def test_a_traceback_of_a_failure_is_read_as_a_log() -> None:
     failure = b'Traceback (most recent call last):\n  File "/w/a.py", line 3, in <module>\nKeyError: 1\n'
     assert not recognise(failure)
     assert not recognise(b"pid: 12\nthread pool started\n")

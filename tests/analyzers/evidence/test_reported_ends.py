@@ -27,7 +27,7 @@ def test_a_controller_does_not_report_its_own_node(tmp_path: Path) -> None:
     assert said == "The scheduler reports that a node failed."
 
 
-def test_a_node_that_was_taken_away_did_not_fail(tmp_path: Path) -> None:
+def test_a_reclaimed_node_did_not_fail(tmp_path: Path) -> None:
     text = f"{RAY}The actor died because its node has died.\n{RAY}the actor's node was preempted: capacity reclaimed\n"
     diagnosis = diagnosed(tmp_path, "job.log", text)
     assert [one.cause for one in diagnosis.fired] == ["preempted"]
@@ -101,7 +101,7 @@ def test_data_time_in_the_words_of_robot_trainers(tmp_path: Path, line: str) -> 
     assert not diagnosed(tmp_path, "healthy.log", healthy).fired
 
 
-def test_a_step_time_that_grows_is_no_clock(tmp_path: Path) -> None:
+def test_a_growing_step_time_is_not_elapsed_time(tmp_path: Path) -> None:
     text = "".join(
         f" iteration {n}/ 900 | elapsed time per iteration (ms): {800 + 20 * n}.0 | lm loss: 2.1E+00 |\n"
         for n in range(5, 400, 5)
@@ -111,7 +111,7 @@ def test_a_step_time_that_grows_is_no_clock(tmp_path: Path) -> None:
     assert not diagnosed(tmp_path, "clock.log", clock).fired
 
 
-def test_waits_at_no_equal_distance_are_counted_once(tmp_path: Path) -> None:
+def test_waits_at_irregular_intervals_are_counted_once(tmp_path: Path) -> None:
     waits = [n for n in range(80) if n * n % 7 in (1, 2)]
     text = "".join(
         f"iter: {n} iter_time: {9.1 if n in waits else 0.3}s, data_time: {8.8 if n in waits else 0.001}s, "
@@ -157,7 +157,7 @@ def test_ends_in_the_words_of_their_program(tmp_path: Path, line: str, said: str
     assert said in verdict(tmp_path, f"{line}\n")
 
 
-def test_an_end_after_the_training_is_told_as_such(tmp_path: Path) -> None:
+def test_an_end_after_the_training_is_reported_as_such(tmp_path: Path) -> None:
     steps = "".join(f"step {n}/9 loss 2.{n}\n" for n in range(1, 10))
     swift = "[INFO:swift] End time of running main: 2026-11-27 18:07:01.611\n"
     assert "had finished before that (job.log:10)" in verdict(
@@ -181,7 +181,7 @@ def test_an_end_after_the_training_is_told_as_such(tmp_path: Path) -> None:
         "10.0.3.9 Worker port: 10012 Worker PID: 4471 Worker exit type: SYSTEM_ERROR\n",
     ],
 )
-def test_the_process_of_a_ray_worker_that_died_is_told(text: str, tmp_path: Path) -> None:
+def test_the_process_of_a_dead_ray_worker_is_named(text: str, tmp_path: Path) -> None:
     (finding,) = diagnosed(tmp_path, "driver.log", text).fired
     assert finding.status == "suspect"
     assert "process 4471 on 10.0.3.9" in finding.summary
@@ -238,7 +238,7 @@ LOADER = "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
 INTERRUPTED = 'Traceback (most recent call last):\n  File "/job/fit.py", line 31, in main\n{at}KeyboardInterrupt\n'
 
 
-def test_an_interruption_says_where_it_came(tmp_path: Path) -> None:
+def test_an_interruption_names_the_line_that_it_hit(tmp_path: Path) -> None:
     waits = f'    for batch in loader:\n  File "{LOADER}", line 701, in __next__\n    data = self._next_data()\n'
     first = diagnosed(tmp_path, "job.log", INTERRUPTED.format(at=waits)).fired[0]
     assert first.cause == "cancelled"
@@ -251,7 +251,7 @@ def test_an_interruption_says_where_it_came(tmp_path: Path) -> None:
     assert "loader" not in next_step(computes)
 
 
-def test_an_assertion_in_native_code_is_not_looked_for_in_the_kernels_log(tmp_path: Path) -> None:
+def test_an_assertion_in_native_code_does_not_ask_for_the_kernel_log(tmp_path: Path) -> None:
     text = "train: src/swap.cpp:80: int swap_in(): Assertion `num_read == num_bytes' failed.\n"
     text += "[2026-03-01 10:00:00,101] [ERROR] [launch.py:321:sigkill_handler] ['python'] exits with return code = -6\n"
     first = diagnosed(tmp_path, "job.log", text).fired[0]

@@ -18,7 +18,7 @@ def test_a_case_is_right_in_each_form(case: Case, form: str) -> None:
     assert outcome == "right", verdict
 
 
-def test_cases_that_were_unopened_when_the_rules_stood_stay_a_part_of_their_own() -> None:
+def test_held_out_cases_stay_separate() -> None:
     """Cases that came later were made with the rules at hand: none of them counts as held out."""
     assert sum(case.is_held_out for case in CASES) == 19
     assert len(CASES) >= 30

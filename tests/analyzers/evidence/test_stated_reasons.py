@@ -54,7 +54,7 @@ def test_a_failed_write_is_no_full_disk_unless_a_line_says_so(tmp_path: Path, li
         ("wait", "Wait timeout for key(s): /exchanged/3", "A wait for a key of the store timed out", "/exchanged/3"),
     ],
 )  # fmt: skip
-def test_a_wait_for_the_store_is_for_what_its_key_or_its_stack_shows(
+def test_a_store_timeout_names_what_its_key_or_stack_shows(
     tmp_path: Path, frame: str, error: str, text: str, step: str
 ) -> None:
     log = TRACE.format(code="main()") + FRAME.format(name=frame)
@@ -65,7 +65,9 @@ def test_a_wait_for_the_store_is_for_what_its_key_or_its_stack_shows(
 
 
 @pytest.mark.parametrize(("key", "text"), [(1, "Not all ranks joined the rendezvous"), (4, "created a process group")])
-def test_the_number_of_a_store_barrier_tells_a_later_group_from_the_first(tmp_path: Path, key: int, text: str) -> None:
+def test_the_number_of_a_store_barrier_separates_a_later_group_from_the_first(
+    tmp_path: Path, key: int, text: str
+) -> None:
     line = "RuntimeError: Timed out initializing process group in store based barrier on rank: 2, for key: "
     line += f"store_based_barrier_key:{key} (world_size=8, worker_count=7, timeout=0:30:00)\n"
     (found,) = diagnosed(tmp_path, "job.log", line).fired

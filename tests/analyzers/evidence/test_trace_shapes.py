@@ -92,7 +92,7 @@ def test_kernels_belong_to_the_step_that_launched_them(tmp_path: Path, expected:
     close(found, expected)
 
 
-def test_categories_of_2021(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_trace_categories_of_2021_are_read(tmp_path: Path, expected: dict[str, Any]) -> None:
     old = {"kernel": "Kernel", "cpu_op": "Operator", "gpu_memcpy": "Memcpy", "user_annotation": "Operator"}
     made = trace(0, steps=STEPS)
     events = [event for event in made["traceEvents"] if event.get("cat") != "gpu_user_annotation"]

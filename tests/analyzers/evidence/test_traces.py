@@ -32,7 +32,7 @@ def traces(folder: Path, ranks: int = 4, **options: object) -> Diagnosis:
 
 
 @pytest.mark.parametrize("device_marks", [True, False])
-def test_the_parts_of_a_step_are_those_of_the_generator(tmp_path: Path, device_marks: bool) -> None:
+def test_the_parts_of_a_step_agree_with_the_generator(tmp_path: Path, device_marks: bool) -> None:
     write(tmp_path, trace(0, steps=20, device_marks=device_marks, launch_ahead_ms=0.0), "rank0")
     parts = breakdown(read_trace(tmp_path / "rank0.pt.trace.json"))
     assert parts["compute"] == pytest.approx(30.0, rel=0.02)
@@ -48,7 +48,7 @@ def test_the_devices_own_marks_are_taken_where_the_host_runs_ahead(tmp_path: Pat
     assert parts["exposed"] == pytest.approx(TRANSFER_MS, rel=1e-6)
 
 
-def test_copies_that_nothing_hides_are_no_compute(tmp_path: Path) -> None:
+def test_exposed_copies_are_not_compute(tmp_path: Path) -> None:
     made = trace(0, steps=20, device_marks=True, launch_ahead_ms=0.0)
     kernels = [event for event in made["traceEvents"] if event.get("cat") == "kernel" and "nccl" not in event["name"]]
     for number, kernel in enumerate(kernels):  # the first half of each kernel's time becomes a copy
@@ -116,7 +116,7 @@ def test_equal_ranks_give_no_finding(tmp_path: Path) -> None:
     assert traces(tmp_path, steps=40).findings == ()
 
 
-def test_equal_ranks_of_short_steps_give_none_either(tmp_path: Path) -> None:
+def test_equal_ranks_with_short_steps_give_no_finding(tmp_path: Path) -> None:
     assert traces(tmp_path, steps=40, compute_ms=lambda rank, step: 3.0).fired == ()
 
 
@@ -129,7 +129,7 @@ def test_stages_of_a_pipeline_are_no_peers(tmp_path: Path) -> None:
     assert [finding.kind for finding in diagnose_files([tmp_path]).fired] != ["straggler"]
 
 
-def test_communication_that_nothing_hides_is_told(tmp_path: Path) -> None:
+def test_exposed_communication_is_reported(tmp_path: Path) -> None:
     diagnosis = traces(tmp_path, steps=20, compute_ms=lambda rank, step: 5.0)
     assert diagnosis.fired == ()
     assert diagnosis.verdict.startswith("No problems found")
@@ -153,7 +153,7 @@ def test_the_files_of_several_cycles_are_one_trace(tmp_path: Path) -> None:
     assert [(finding.ranks, finding.first_step, finding.last_step) for finding in diagnosis.fired] == [((3,), 0, 45)]
 
 
-def test_too_few_steps_and_missing_ranks_are_told(tmp_path: Path) -> None:
+def test_too_few_steps_and_missing_ranks_are_reported(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         write(tmp_path, trace(rank, world_size=4, steps=4, compute_ms=slow), f"host_{rank}")
     diagnosis = diagnose_files([tmp_path])

@@ -51,7 +51,7 @@ def test_a_job_that_goes_on_or_finished_gives_no_alarm(text: str, tmp_path: Path
     assert not diagnosed(tmp_path, "job.log", text).fired
 
 
-def test_the_error_before_a_lost_connection_is_told_with_it(tmp_path: Path) -> None:
+def test_an_error_before_a_lost_connection_is_reported_with_it(tmp_path: Path) -> None:
     lost = "[rank1]: RuntimeError: [../gloo/pair.cc:534] Connection closed by peer [10.0.0.2]:4411\n"
     diagnosis = diagnosed(tmp_path, "job.log", f"{STUCK}{lost}")
     assert _first(diagnosis)[0] == "connection_lost"
@@ -129,7 +129,7 @@ NAMED = (
 
 
 @pytest.mark.parametrize(("text", "cause", "ranks", "words"), NAMED)
-def test_programs_words_of_their_end_are_known(
+def test_end_messages_of_programs_have_their_cause(
     text: str, cause: str, ranks: tuple[int, ...], words: str, tmp_path: Path
 ) -> None:
     diagnosis = diagnosed(tmp_path, "job.log", f"{text}\n")
@@ -145,7 +145,7 @@ def test_programs_words_of_their_end_are_known(
         ("RuntimeError: NPU function error: HBM MULTI BIT ECC, error code is 507054", "npu-smi"),
     ],
 )
-def test_a_device_error_asks_for_the_tools_of_its_maker(text: str, tool: str, tmp_path: Path) -> None:
+def test_a_device_error_suggests_the_tools_of_its_vendor(text: str, tool: str, tmp_path: Path) -> None:
     (finding,) = diagnosed(tmp_path, "job.log", f"{text}\n").fired
     assert finding.cause == "device_error"
     assert tool in finding.evidence["do"]
@@ -210,7 +210,7 @@ def test_speeds_of_programs_that_print_no_loss_are_judged(line: str, tmp_path: P
     assert 55 <= (finding.first_step or 0) <= 70
 
 
-def test_what_a_shell_said_before_the_launcher_explains_no_death(tmp_path: Path) -> None:
+def test_shell_messages_before_the_launcher_do_not_explain_the_end(tmp_path: Path) -> None:
     started = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
     error = "/usr/bin/curl: error: cannot resolve proxy.local\n"
     died = "failed (exitcode: -11) local_rank: 0 (pid: 410) of binary: /env/bin/python\n"
@@ -220,7 +220,7 @@ def test_what_a_shell_said_before_the_launcher_explains_no_death(tmp_path: Path)
     assert "proxy.local" in finding.summary
 
 
-def test_a_text_after_which_the_job_went_on_before_does_not_end_it_now(tmp_path: Path) -> None:
+def test_a_message_that_the_job_survived_before_is_not_its_end(tmp_path: Path) -> None:
     end = "E0301 10:00:40.101010    4410 reader.cc:194] GetNodes: Out of range: no more nodes\n"
     epochs = "".join(f"{STEPS}{end}" for _ in range(3))
     assert diagnosed(tmp_path, "job.log", epochs).fired == ()

@@ -29,7 +29,7 @@ def task(rank: int, how: str = "Exited with exit code 1") -> str:
 
 
 @pytest.mark.parametrize("end", [task(1) + task(2) + STEP + task(0, "Terminated"), BY_HAND, LIMIT])
-def test_a_job_that_hung_before_it_was_ended_was_not_ended_by_that(tmp_path: Path, end: str) -> None:
+def test_a_job_that_hung_before_it_was_stopped_is_a_hang(tmp_path: Path, end: str) -> None:
     diagnosis = diagnosed(tmp_path, "job.log", SIZE + waited(2) + waited(1) + end)
     first = diagnosis.fired[0]
     assert (first.cause, first.status, first.ranks) == ("not_entered", "suspect", (0,))
@@ -71,7 +71,7 @@ def test_a_step_that_srun_ends_after_a_task_was_not_cancelled_by_hand(tmp_path: 
     assert diagnosed(tmp_path, "job.log", STEP + task(3, "Terminated")).fired[0].cause == "cancelled"
 
 
-def test_numbers_too_far_apart_for_one_group_are_those_of_two(tmp_path: Path) -> None:
+def test_distant_sequence_numbers_belong_to_two_groups(tmp_path: Path) -> None:
     (found,) = diagnosed(tmp_path, "job.log", waited(0, 90_012) + waited(5, 41_007) + waited(6, 41_007)).fired
     assert (found.cause, found.ranks, found.evidence["seq"]) == ("all_entered", (), 41_007)
     assert "in another group, rank 0 in ALLREDUCE #90012 waited as well" in found.summary
@@ -104,14 +104,14 @@ def test_a_timeout_of_milliseconds_is_to_be_raised(tmp_path: Path) -> None:
     assert "Raise the timeout" not in next_step(usual)
 
 
-def test_a_message_of_nccl_s_setup_is_no_collective_of_the_program(tmp_path: Path) -> None:
+def test_a_setup_message_of_nccl_is_not_a_collective_of_the_program(tmp_path: Path) -> None:
     setup = "gpu-2:48:69 [4] bootstrap.cc:77 NCCL WARN Message truncated : received 256 bytes instead of 4\n"
     first = diagnosed(tmp_path, "job.log", setup).fired[0]
     assert (first.cause, first.status) == ("nccl_error", "suspect")
     assert "compare NCCL's version" in next_step(first)
 
 
-def test_an_error_that_a_checkpoint_reports_of_several_ranks_is_of_none_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_error_of_several_ranks_is_not_attributed_to_one(tmp_path: Path) -> None:
     text = (
         'Traceback (most recent call last):\n  File "/job/save.py", line 4, in <module>\n    save(state)\n'
         "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([2, 6])\n"
@@ -138,7 +138,7 @@ STALLED = (
 )
 
 
-def test_ranks_that_lack_each_other_s_tensors_are_no_culprits(tmp_path: Path) -> None:
+def test_ranks_that_lack_tensors_of_each_other_are_not_culprits(tmp_path: Path) -> None:
     text = f"{STALLED}0: [broadcast.flag.sz]\n1: [allreduce.a, allreduce.b, allreduce.c ...]\n"
     first = diagnosed(tmp_path, "job.log", text).fired[0]
     assert (first.cause, first.status, first.ranks) == ("mismatch", "suspect", ())
@@ -184,7 +184,7 @@ PIPE = (
 )
 
 
-def test_a_limit_that_a_thread_met_explains_the_pipe_that_it_served(tmp_path: Path) -> None:
+def test_a_thread_limit_explains_a_broken_pipe(tmp_path: Path) -> None:
     thread = (
         "Exception in thread Thread-43 (accepter):\nTraceback (most recent call last):\n"
         '  File "/v/multiprocess/managers.py", line 193, in accepter\n    t.start()\n'
@@ -208,7 +208,7 @@ def test_a_node_whose_launcher_ended_had_started(tmp_path: Path) -> None:
     assert diagnosed(tmp_path, "job.log", ssh).fired[0].cause == "launch_failed"
 
 
-def test_a_stall_that_passed_is_no_hang(tmp_path: Path) -> None:
+def test_a_stall_that_passed_is_not_a_hang(tmp_path: Path) -> None:
     steps = "".join(f"Epoch 0 step: {n} loss: 2.{n}\n" for n in range(30))
     assert not diagnosed(tmp_path, "job.log", f"{STALLED}0: [allreduce.a]\n{steps}").fired
     assert diagnosed(tmp_path, "job.log", f"{steps}{STALLED}0: [allreduce.a]\n").fired
@@ -242,7 +242,7 @@ def waits_beside(folder: Path, name: str, text: str) -> tuple[str, str, tuple[in
     return first.cause, first.status, first.ranks
 
 
-def test_a_process_that_goes_round_in_a_loop_is_the_one_that_another_waits_for(tmp_path: Path) -> None:
+def test_an_idle_polling_process_is_suspected_of_being_awaited(tmp_path: Path) -> None:
     assert waits_beside(tmp_path, "trainer-0.log", STEPS + IDLE) == ("not_entered", "suspect", ())
     first = diagnose_files([tmp_path]).fired[0]
     assert 'trainer-0.log reports no wait and ends with "[INFO] [queue.py:20] No work for now"' in first.summary

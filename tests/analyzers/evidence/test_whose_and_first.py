@@ -1,4 +1,4 @@
-"""Whose an error without a rank is, by the launcher's only end; and rank 0, which others wait for by its own part."""
+"""Errors without a rank, attributed by the launcher's report; and waits for rank 0."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_rank_is_named_where_another_may_have_raised_it(tmp_path: Path, text:
     assert not any(one.ranks for one in own)
 
 
-def test_a_seed_that_did_not_come_is_of_the_first_rank(tmp_path: Path) -> None:
+def test_a_missing_shared_seed_suspects_the_first_rank(tmp_path: Path) -> None:
     error = "RuntimeError: Timed out receiving the shared seed from the distribtued store on Rank 5. (world_size=8)"
     first = diagnose(tmp_path, job=raised("loader-1  | ", error)).fired[0]
     assert (first.cause, first.status, first.ranks) == ("not_entered", "suspect", (0,))
@@ -89,7 +89,7 @@ def test_a_loader_that_ends_in_the_destructor_of_a_finished_job_is_no_failure(tm
     assert "finished" in found.verdict
 
 
-def test_the_rank_that_hccl_waits_for_is_of_its_group(tmp_path: Path) -> None:
+def test_the_rank_that_hccl_waits_for_is_a_rank_of_its_group(tmp_path: Path) -> None:
     line = "EI0002: The wait execution of the Notify register times out. Reason: The Notify register has not received the Notify record from remote rank {}. base information\n"  # noqa: E501
     known = diagnose(tmp_path, job=line.format("[24]")).fired[0]
     assert (known.cause, known.ranks) == ("connection_lost", ())
@@ -97,7 +97,7 @@ def test_the_rank_that_hccl_waits_for_is_of_its_group(tmp_path: Path) -> None:
     assert "comes from rank" not in diagnose(tmp_path, job=line.format("[4294967295]")).verdict
 
 
-def test_python_itself_is_not_where_an_error_was_raised(tmp_path: Path) -> None:
+def test_frames_of_the_standard_library_are_not_named_as_the_place_of_an_error(tmp_path: Path) -> None:
     text = (
         'Traceback (most recent call last):\n  File "/opt/site-packages/tuner/main.py", line 663, in <module>\n'
         '  File "/usr/lib64/python3.11/os.py", line 225, in makedirs\n  File "<frozen os>", line 225, in mkdir\n'
@@ -106,14 +106,14 @@ def test_python_itself_is_not_where_an_error_was_raised(tmp_path: Path) -> None:
     assert "(tuner/main.py:663 in <module>)" in diagnose(tmp_path, job=text).verdict
 
 
-def test_a_memory_fault_of_rocm_is_first_the_program_s(tmp_path: Path) -> None:
+def test_a_rocm_memory_fault_asks_for_the_kernel_at_fault(tmp_path: Path) -> None:
     text = "Memory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f5c42600000. Reason: Page not present or supervisor privilege.\n"  # noqa: E501
     first = diagnose(tmp_path, job=text).fired[0]
     assert first.cause == "device_error"
     assert "AMD_SERIALIZE_KERNEL" in next_step(first)
 
 
-def test_forty_lines_show_that_training_has_become_slower(tmp_path: Path) -> None:
+def test_forty_lines_suffice_to_find_slower_training(tmp_path: Path) -> None:
     text = "".join(
         f"step {i} loss: 2.{i % 5} step_time: {810 + i % 7 if i < 20 else 1620 + i % 7}ms\n" for i in range(1, 37)
     )
@@ -122,7 +122,7 @@ def test_forty_lines_show_that_training_has_become_slower(tmp_path: Path) -> Non
     assert "ms per step instead of 8" in first.summary
 
 
-def test_what_a_launcher_kills_after_the_end_is_no_failure_of_the_job(tmp_path: Path) -> None:
+def test_a_kill_by_the_launcher_after_the_end_is_not_a_failure(tmp_path: Path) -> None:
     end = "{'train_runtime': 712.1, 'train_loss': 1.8, 'epoch': 1.0}\n"
     kill = (
         "[ERROR] [launch.py:341:sigkill_handler] ['python', 'dpo.py', '--local_rank=6'] exits with return code = -9\n"
@@ -142,7 +142,7 @@ def test_what_a_launcher_kills_after_the_end_is_no_failure_of_the_job(tmp_path: 
     )  # its last process is not the killed one
 
 
-def test_a_tracker_that_does_not_answer_is_no_lost_rank(tmp_path: Path) -> None:
+def test_an_unreachable_tracker_is_not_a_lost_rank(tmp_path: Path) -> None:
     error = "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec."
     (found,) = diagnose(tmp_path, job=raised("[rank0]: ", error)).fired
     assert (found.cause, found.status, found.ranks) == ("download", "fired", (0,))
@@ -161,7 +161,7 @@ def test_a_tracker_that_does_not_answer_is_no_lost_rank(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_lies_outside_the_ranks_names_only_who_printed_it(tmp_path: Path, error: str, cause: str) -> None:
+def test_an_external_cause_names_only_the_ranks_that_reported_it(tmp_path: Path, error: str, cause: str) -> None:
     (found,) = diagnose(tmp_path, job=raised("[rank2]: ", error) + raised("[rank5]: ", error)).fired
     assert (found.cause, found.status, found.ranks) == (cause, "fired", ())
     assert found.evidence["reported_by_ranks"] == [2, 5]
@@ -171,7 +171,7 @@ def test_what_lies_outside_the_ranks_names_only_who_printed_it(tmp_path: Path, e
     assert (alone.cause, alone.ranks) == (cause, (2,))
 
 
-def test_a_loss_that_is_not_printed_is_not_called_finite(tmp_path: Path) -> None:
+def test_an_unprinted_loss_is_not_called_finite(tmp_path: Path) -> None:
     line = " iteration {i}/ 900 | elapsed time per iteration (ms): 81.0 | {loss}grad norm: nan | TFLOPs: 7.4 |\n"
     bare = diagnose(tmp_path, job="".join(line.format(i=i, loss="") for i in range(20, 40)))
     assert "not finite from step 20 on" in bare.verdict
@@ -180,7 +180,7 @@ def test_a_loss_that_is_not_printed_is_not_called_finite(tmp_path: Path) -> None
     assert "while the loss is" in both.verdict
 
 
-def test_an_agent_that_reaches_the_store_no_more_names_its_node(tmp_path: Path) -> None:
+def test_an_agent_that_lost_the_store_names_its_node(tmp_path: Path) -> None:
     text = (
         "The node 'gpu-7_18728_0' has failed to send a keep-alive heartbeat to the rendezvous 'none' due to an error."
     )
@@ -208,13 +208,13 @@ def test_an_adapter_that_does_not_start_is_named_by_its_address(tmp_path: Path) 
         ("sagemaker-containers ERROR    ExecuteUserScriptError:", "exit", "worker process died"),
     ],
 )  # fmt: skip
-def test_other_platforms_say_how_a_process_ended(tmp_path: Path, text: str, cause: str, words: str) -> None:
+def test_end_messages_of_other_platforms_have_their_cause(tmp_path: Path, text: str, cause: str, words: str) -> None:
     (found,) = diagnose(tmp_path, job=f"{text}\n").fired
     assert (found.cause, found.ranks) == (cause, ())
     assert words in found.summary
 
 
-def test_a_pipe_to_a_child_is_no_connection_between_ranks(tmp_path: Path) -> None:
+def test_a_broken_pipe_to_a_child_is_not_a_lost_peer_connection(tmp_path: Path) -> None:
     frame = 'Traceback (most recent call last):\n  File "/usr/lib/python3.11/multiprocessing/{}.py", line 9, in f\n'
     text = frame.format("queues").replace("\n", "\n", 1) + frame.format("connection").split("\n", 1)[1]
     (found,) = diagnose(tmp_path, job=f"{text}BrokenPipeError: [Errno 32] Broken pipe\n").fired
@@ -246,13 +246,13 @@ def test_an_error_of_nccl_that_the_watchdog_repeats_is_no_lost_peer(tmp_path: Pa
     assert diagnose(tmp_path, job=lost).fired[0].cause == "connection_lost"
 
 
-def test_cuda_s_driver_that_shuts_down_ended_no_job(tmp_path: Path) -> None:
+def test_a_cuda_driver_shutdown_message_is_not_the_cause(tmp_path: Path) -> None:
     end = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: driver shutting down\n"
     found = diagnose(tmp_path, job=f"step 40/40 loss 2.2\nTraining finished.\n{end}")
     assert found.fired == ()
     assert "finished" in found.verdict
 
 
-def test_a_symbol_that_the_driver_s_library_lacks_is_a_version(tmp_path: Path) -> None:
+def test_a_symbol_missing_from_the_driver_library_is_a_version_mismatch(tmp_path: Path) -> None:
     text = "Can't find nvmlDeviceX: /lib64/libnvidia-ml.so.1: undefined symbol: nvmlDeviceX\n"
     assert [(one.cause, one.ranks) for one in diagnose(tmp_path, job=text).fired] == [("version_mismatch", ())]

@@ -23,14 +23,14 @@ def judged(folder: Path, files: dict[str, str]) -> Diagnosis:
     return diagnose_files([folder])
 
 
-def test_a_kernels_log_with_years_beside_a_log_without_one_is_of_the_jobs_time(tmp_path: Path) -> None:
+def test_a_kernel_log_with_years_is_matched_to_a_job_log_without_one(tmp_path: Path) -> None:
     logs = {"job.log": HANG.format(at="406 07:20:10.100"), "dmesg-n1.txt": XID.format(at="Sat Apr  6 07:10:02 2024")}
     first = judged(tmp_path, logs).fired[0]
     assert (first.cause, first.status) == ("device_error", "fired")
 
 
 @pytest.mark.parametrize("at", ["Tue Apr  2 07:10:02 2024", "Thu Apr  6 07:10:02 2023"])
-def test_a_kernels_line_of_another_day_or_year_is_not(tmp_path: Path, at: str) -> None:
+def test_a_kernel_line_of_another_day_or_year_is_not_matched(tmp_path: Path, at: str) -> None:
     text = "2024-04-06 07:09:59,100 INFO start\n" + HANG.format(at="406 07:20:10.100")
     found = judged(tmp_path, {"job.log": text, "dmesg-n1.txt": XID.format(at=at)})
     assert all(one.cause != "device_error" for one in found.fired)
