@@ -34,7 +34,7 @@ def test_a_rank_that_its_launcher_ended_has_not_vanished() -> None:
 
 
 @pytest.mark.parametrize("error", [GLOO, ""], ids=["lost-connections", "killed"])
-def test_of_a_part_of_the_world_nothing_is_said_about_the_other_ranks(error: str) -> None:
+def test_records_of_some_ranks_say_nothing_about_the_others(error: str) -> None:
     """The watch of a node with a disk of its own has no records of the other nodes' ranks."""
     world = World(ranks=2)
     world.store.add("ranks", [{"attempt": 0, "rank": 0, "wall_ns": 1, "world_size": 8}])
@@ -49,7 +49,7 @@ def test_of_a_part_of_the_world_nothing_is_said_about_the_other_ranks(error: str
     assert "No rank is missing" not in finding.summary
 
 
-def test_a_signal_in_a_long_start_up_ended_the_ranks_before_their_launcher_recorded_its_own_end() -> None:
+def test_ranks_ended_by_a_signal_during_start_up_are_explained_before_their_launcher_records_its_end() -> None:
     """Ranks that have not reached their first step show no progress before the signal."""
     world = World(ranks=2)
     for table in ("steps", "collectives"):

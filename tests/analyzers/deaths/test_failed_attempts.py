@@ -62,7 +62,7 @@ def _finished(world: World) -> None:
 @pytest.mark.parametrize(
     "end", [_interrupted, _interrupted_in_a_step, _preempted, _terminated, _joined, _excluded, _finished]
 )
-def test_what_was_asked_for_is_no_failure(end: Callable[[World], None]) -> None:
+def test_an_end_on_request_is_not_a_failure(end: Callable[[World], None]) -> None:
     world = World()
     end(world)
     _resumed(world)
@@ -102,7 +102,7 @@ def _lost_elsewhere(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", [_killed_whole, _hung, _hung_and_killed, _launcher_killed, _lost_elsewhere])
-def test_what_nobody_asked_for_is_a_failure(end: Callable[[World], None]) -> None:
+def test_an_end_without_a_request_is_a_failure(end: Callable[[World], None]) -> None:
     world = World()
     end(world)
     _resumed(world)
@@ -117,7 +117,7 @@ def test_the_newest_attempt_counts_once_its_end_is_recorded() -> None:
     assert failed_attempts(world.store, {}) == [0]
 
 
-def test_the_interval_and_the_fleet_count_failures_and_not_what_was_resumed() -> None:
+def test_the_interval_and_the_fleet_count_failures_and_not_interruptions() -> None:
     """Two attempts interrupted, one killed: one failure, as the findings have it, and no incident of the host."""
     world = World()
     for attempt, end in enumerate((_interrupted, _interrupted_in_a_step, _killed_whole)):

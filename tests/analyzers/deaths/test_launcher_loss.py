@@ -17,7 +17,7 @@ def _lost(world: World) -> World:
     return world
 
 
-def test_it_is_the_cause_of_the_ends_of_its_ranks() -> None:
+def test_a_lost_launcher_is_the_cause_of_the_ends_of_its_ranks() -> None:
     (finding,) = judged_losses(_lost(World()).store, POLICY)
     assert (finding.kind, finding.cause, finding.severity) == ("rank_lost", "launcher_lost", "critical")
     assert finding.ranks == (0, 1, 2, 3)
@@ -52,7 +52,7 @@ def test_the_hang_for_which_a_launcher_was_killed_is_the_cause() -> None:
     assert (finding.cause, finding.ranks) == ("not_entered", (1,))
 
 
-def test_a_node_without_a_rank_takes_nothing_with_it() -> None:
+def test_a_lost_launcher_without_ranks_is_a_spare_node_that_left() -> None:
     world = World()
     world.event("launcher_lost", -2.0, node_rank=1, pid=4711, ranks=[])
     world.event("preempted", 2.5, rank=0, signal="SIGTERM", checkpoint_step=9)
@@ -63,7 +63,7 @@ def test_a_node_without_a_rank_takes_nothing_with_it() -> None:
     assert "checkpoint" not in finding.summary, "another node's ranks saved it, for another reason"
 
 
-def test_a_node_that_left_is_told_of_its_own_step_and_of_no_checkpoint_of_others() -> None:
+def test_a_lost_node_is_reported_with_its_own_step_and_no_checkpoint_of_other_nodes() -> None:
     world = World()
     later = {"attempt": 0, "step": 326, "start_ns": world.after(2.2), "duration_ns": None}
     world.store.add("steps", [{**later, "rank": rank} for rank in (0, 1)])

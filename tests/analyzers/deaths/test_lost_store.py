@@ -35,7 +35,7 @@ def test_a_lost_store_is_named_and_no_rank_is(error: str, message: str) -> None:
     assert finding.evidence["victims"] == [0, 1, 2, 3]
 
 
-def test_whoever_hosted_the_store_and_was_killed_is_the_root() -> None:
+def test_a_killed_rank_that_hosted_the_store_is_the_root() -> None:
     world = World()
     for rank in (1, 2, 3):
         world.event("exception", 0.02, rank=rank, type="DistNetworkError", message="Broken pipe")

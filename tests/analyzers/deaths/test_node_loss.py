@@ -18,7 +18,7 @@ def _silent(world: World, *, at_s: float = 9.0) -> World:
     return world
 
 
-def test_it_is_the_cause_and_the_ranks_that_lost_their_peer_are_victims() -> None:
+def test_a_lost_node_is_the_cause_and_ranks_that_lost_their_peer_are_victims() -> None:
     (finding,) = judged_losses(_silent(World()).store, POLICY)
     assert (finding.cause, finding.ranks, finding.severity) == ("node_failed", (3,), "critical")
     assert finding.evidence["victims"] == [0, 1, 2]
@@ -57,7 +57,7 @@ def test_a_rank_of_another_node_that_failed_before_is_the_cause() -> None:
     assert (finding.cause, finding.ranks) == ("exception", (0,))
 
 
-def test_ranks_that_train_on_have_lost_no_node() -> None:
+def test_a_node_is_not_lost_while_the_other_ranks_train_on() -> None:
     world = World()
     world.event("node_silent", -40.0, node_rank=1, silent_s=9.0, ranks=[3])
     world.event("exception", 0.5, rank=2, type="ValueError", message="bad sample")
@@ -80,13 +80,13 @@ def test_a_standstill_long_before_is_explained_as_a_hang() -> None:
     assert finding.ranks == (1,)
 
 
-def test_while_the_run_lives_and_nobody_died_a_silent_node_is_no_loss() -> None:
+def test_a_silent_node_of_a_live_run_without_deaths_is_not_lost() -> None:
     world = World()
     world.event("node_silent", 9.0, node_rank=1, silent_s=9.0, ranks=[3])
     assert judged_losses(world.store, POLICY, now_ns=world.after(10.0)) == []
 
 
-def test_while_the_run_lives_only_ranks_whose_end_is_recorded_have_ended_of_it() -> None:
+def test_in_a_live_run_only_ranks_with_a_recorded_end_are_victims() -> None:
     """The others still wait for the node, until their launchers or the limits of a hang free them."""
     world = World()
     for rank in (0, 1, 2):

@@ -16,7 +16,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_it_is_told_of_one_rank(end: str) -> None:
+def test_a_summary_about_one_rank_is_in_the_singular(end: str) -> None:
     world = World(ranks=1)
     if end == "rank_exit":
         world.event(end, 0.1, exit_rank=0, exit_code=-15, signal="SIGTERM", pid=7, message="")

@@ -118,7 +118,7 @@ def test_the_figures_of_torch_before_2_0_are_read(reserved: str) -> None:
     }  # fmt: skip
 
 
-def test_a_holder_of_a_known_number_is_the_rank_itself_however_little_it_holds() -> None:
+def test_a_process_with_the_pid_of_the_rank_is_the_rank_itself() -> None:
     text = "Tried to allocate 2.00 GiB. Process 11 has 40.00 GiB memory in use. Process 12 has 9.00 GiB memory in use."
     found = memory_of_message(text, own_pids={11})
     assert (found["own_bytes"], found["others_bytes"]) == (40 * 2**30, 9 * 2**30)
@@ -126,7 +126,7 @@ def test_a_holder_of_a_known_number_is_the_rank_itself_however_little_it_holds()
 
 
 @pytest.mark.parametrize("uncounted", ["17179869184.00 GiB", "0 bytes", f"{'9' * 400} GiB"])
-def test_memory_that_nvml_does_not_count_is_no_figure(uncounted: str) -> None:
+def test_memory_that_nvml_does_not_report_is_unknown(uncounted: str) -> None:
     """NVML gives -1 for a process's memory on WSL, on shared devices and without permission to account."""
     text = FULL_OF_OTHERS.replace("60.00 GiB", uncounted).replace("10.00 GiB", uncounted)
     assert not {"others_bytes", "holders"} & set(memory_of_message(text))
@@ -151,7 +151,7 @@ def test_other_processes_that_fill_the_device_are_named_and_no_fragmentation_is(
     assert next_step(finding).startswith("End or move the other processes on that device: process 4711 with 60 GiB")
 
 
-def test_what_a_process_holds_itself_is_not_laid_to_the_others() -> None:
+def test_memory_of_the_rank_itself_is_not_attributed_to_other_processes() -> None:
     own = FULL_OF_OTHERS.replace("60.00 GiB", "1.00 GiB").replace("10.00 GiB", "0.50 GiB").replace("8.60", "77.10")
     finding = _raised(own)
     assert "Other processes hold" not in finding.summary
@@ -189,7 +189,7 @@ def test_a_cache_that_had_the_bytes_is_fragmented() -> None:
     assert "expandable_segments" in next_step(_out_of_cuda_memory(unused_bytes=8 << 20))
 
 
-def test_what_a_snapshot_does_not_have_is_not_made_up() -> None:
+def test_fields_missing_from_a_snapshot_stay_unknown() -> None:
     finding = _out_of_cuda_memory(unused_bytes=None, has_stacks=False, asked_at="", sites="damaged")
     assert finding.evidence["unused_bytes"] is None
     assert "largest_allocations" not in finding.evidence

@@ -60,7 +60,7 @@ def test_a_backends_error_is_collateral_also_where_the_rank_had_not_entered_yet(
     assert (finding.cause, finding.ranks) == ("vanished", (2,))
 
 
-def test_an_error_that_all_ranks_raise_is_collateral_of_none() -> None:
+def test_an_error_that_all_ranks_raise_has_no_collateral() -> None:
     """A gradient norm is NaN on every rank after its reduction, and the loop refuses it."""
     world = World()
     for rank in range(4):
@@ -70,7 +70,7 @@ def test_an_error_that_all_ranks_raise_is_collateral_of_none() -> None:
     assert (finding.cause, finding.ranks, finding.evidence["victims"]) == ("exception", (0, 1, 2, 3), [])
 
 
-def test_a_devices_error_told_by_the_backend_is_a_root() -> None:
+def test_a_device_error_reported_by_the_backend_is_a_root() -> None:
     world = World()
     message = "NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled cuda error, Cuda failure 'illegal memory access'"
     world.event("exception", 0.01, rank=1, type="DistBackendError", message=message)
@@ -85,7 +85,7 @@ CAUSED = "The above exception was the direct cause of the following exception:\n
 HANDLED = "During handling of the above exception, another exception occurred:\n\n"
 
 
-def test_an_error_made_from_a_backends_error_is_collateral() -> None:
+def test_an_error_raised_from_a_backend_error_is_collateral() -> None:
     world = killed(2)
     before = traced("/x/site-packages/torch/distributed/distributed_c10d.py", f"RuntimeError: {GLOO}") + "\n" + CAUSED
     world.store.connection.execute("DELETE FROM events WHERE rank = 0")
@@ -120,7 +120,7 @@ def test_errors_of_peers_alone_are_lost_connections_and_nobody_is_named() -> Non
     assert "without an error" not in finding.summary
 
 
-def test_ranks_that_somebody_terminated_are_told_beside_the_errors_of_the_others() -> None:
+def test_terminated_ranks_are_named_beside_the_errors_of_the_others() -> None:
     world = World()
     for rank in (1, 2, 3):
         world.event("exception", 0.02, rank=rank, type="RuntimeError", message=GLOO)
@@ -139,7 +139,7 @@ def test_ranks_that_the_agent_ended_are_not_missing() -> None:
     assert (finding.cause, finding.ranks) == ("connection_lost", ())
 
 
-def test_the_line_that_raised_is_told() -> None:
+def test_the_line_that_raised_is_named() -> None:
     world = World()
     trace = (
         "Traceback (most recent call last):\n"
@@ -167,7 +167,7 @@ def test_a_long_message_is_cut_with_a_mark() -> None:
 
 
 @pytest.mark.parametrize("has_launcher", [True, False])
-def test_an_error_of_one_rank_is_told_although_rank_0_finished(has_launcher: bool) -> None:
+def test_an_error_of_one_rank_is_reported_although_rank_0_finished(has_launcher: bool) -> None:
     """Ranks without a process group train alone: rank 0 reaches its end, and closes its node's records."""
     world = World()
     trace = traced("/home/me/train.py", "ValueError: bad")
@@ -184,7 +184,7 @@ def test_an_error_of_one_rank_is_told_although_rank_0_finished(has_launcher: boo
     assert "because of it" not in finding.summary
 
 
-def test_a_rank_that_had_finished_is_none_of_those_that_ended_because_of_an_error() -> None:
+def test_a_finished_rank_is_not_collateral_of_an_error() -> None:
     world = World()
     world.event("exception", 0.01, rank=2, type="ValueError", message="bad")
     for rank in (0, 1):

@@ -22,7 +22,7 @@ def test_a_signal_names_its_rank_and_the_others_are_victims(name: str, code: int
 
 
 @pytest.mark.parametrize("has_loader", [False, True])
-def test_a_killed_rank_is_told_with_the_phase_that_it_had_ended_last(has_loader: bool) -> None:
+def test_a_killed_rank_is_reported_with_the_phase_that_it_finished_last(has_loader: bool) -> None:
     """A loop that makes its batches itself shows nothing between an update and the next pass of its model."""
     world = killed(2)
     if has_loader:
@@ -49,7 +49,7 @@ def test_an_exception_is_the_root_and_the_errors_of_the_others_are_not() -> None
 
 
 @pytest.mark.parametrize("ended", [4, 3])
-def test_ranks_that_all_ended_with_code_0_are_not_lost_though_none_closed_its_records(ended: int) -> None:
+def test_ranks_that_all_exit_with_code_0_are_not_lost(ended: int) -> None:
     world = World()
     for rank in range(ended):
         world.event("rank_exit", 0.1 * rank, exit_rank=rank, exit_code=0, signal=None, pid=1, message="")
@@ -76,7 +76,7 @@ def test_a_script_that_failed_before_it_trained_was_not_between_steps() -> None:
     assert finding.summary == "Ranks 0 and 1 died of ModuleNotFoundError: no x before the first step."
 
 
-def test_watch_alone_saw_it() -> None:
+def test_a_death_seen_only_by_watch_is_found() -> None:
     world = World()
     for other in (0, 1, 3):
         world.enter(other)
@@ -116,7 +116,7 @@ def test_a_run_that_may_be_alive_is_not_declared_dead() -> None:
     assert lost(world, world.after(0.5)) == []
 
 
-def test_while_a_run_lives_an_exit_with_code_0_counts_once_the_others_have_not_followed() -> None:
+def test_in_a_live_run_an_exit_with_code_0_is_a_loss_if_the_others_do_not_follow() -> None:
     world = World()
     world.event("rank_exit", 0.1, exit_rank=1, exit_code=0, signal=None, pid=1, message="")
     assert lost(world, world.after(5.0)) == []
@@ -124,7 +124,7 @@ def test_while_a_run_lives_an_exit_with_code_0_counts_once_the_others_have_not_f
     assert (finding.cause, finding.ranks) == ("exit", (1,))
 
 
-def test_while_others_record_an_exit_with_code_0_is_no_loss() -> None:
+def test_an_exit_with_code_0_is_not_a_loss_while_the_others_keep_recording() -> None:
     """A rank that had less to do, in a script whose ranks do not wait for one another."""
     world = World()
     world.event("rank_exit", 0.1, exit_rank=1, exit_code=0, signal=None, pid=1, message="")
@@ -192,7 +192,7 @@ def test_a_rank_that_died_before_the_signal_is_lost() -> None:
     assert (finding.cause, finding.ranks, finding.severity) == ("signal", (2,), "critical")
 
 
-def test_a_past_attempts_death_counts_and_says_how_it_went_on() -> None:
+def test_a_death_in_an_earlier_attempt_is_found_with_what_followed() -> None:
     world = killed(2)
     World(attempt=1, first_step=11, store=world.store, start_ns=world.after(5))
     world.store.event("run_ended", attempt=1, wall_ns=world.after(60), reason="finished", exit_code=0)
@@ -232,7 +232,7 @@ def test_clocks_of_two_nodes_that_disagree_change_nothing() -> None:
     assert finding.ranks == (1,)
 
 
-def test_missing_events_are_said() -> None:
+def test_missing_events_are_reported() -> None:
     world = World()
     world.store.drop("events")
     assert [f.status for f in judged_losses(world.store, POLICY)] == ["insufficient_data"]  # not: everybody was killed

@@ -45,7 +45,7 @@ def _judged(run: RunDir, now_ns: int | None = None) -> list[Finding]:
         return [found for found in lost_ranks(store, Scope(now_ns=now_ns)) if found.status == "fired"]
 
 
-def test_an_attempt_of_which_no_record_is_left_is_reported(run: RunDir) -> None:
+def test_an_attempt_without_records_is_reported(run: RunDir) -> None:
     _event(run, "attempt_started", 0, world_size=2, node_rank=0, ranks_left_over=0)
     (finding,) = _judged(run)
     assert (finding.cause, finding.ranks, finding.severity, finding.attempt) == ("killed_all", (), "critical", 0)
@@ -55,17 +55,17 @@ def test_an_attempt_of_which_no_record_is_left_is_reported(run: RunDir) -> None:
     assert len(finding.evidence["lost_files"]) == 4
 
 
-def test_its_blank_tapes_are_enough_where_its_events_are_lost_too(run: RunDir) -> None:
+def test_blank_tapes_suffice_where_the_events_are_lost_too(run: RunDir) -> None:
     assert [finding.attempt for finding in _judged(run)] == [0]
 
 
-def test_while_the_run_lives_its_newest_attempt_may_only_be_starting(run: RunDir) -> None:
+def test_the_newest_attempt_of_a_live_run_may_still_be_starting(run: RunDir) -> None:
     assert _judged(run, now_ns=1) == []
     _lose(run, 1)
     assert [finding.attempt for finding in _judged(run, now_ns=1)] == [0]
 
 
-def test_a_restart_makes_it_mild(run: RunDir) -> None:
+def test_a_restarted_attempt_is_only_a_warning(run: RunDir) -> None:
     writer = RankWriter(run, 0, attempt=1)
     writer.append("steps", COMPLETE, step=1, start_ns=writer.now_ns)
     first = next(finding for finding in _judged(run) if finding.attempt == 0)

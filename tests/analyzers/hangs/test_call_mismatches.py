@@ -81,7 +81,7 @@ def exchanged(world: World, *, sent: int, received: int) -> None:
 
 
 @pytest.mark.parametrize("sent", [1, 3, 9])
-def test_ranks_that_lack_a_message_are_in_its_receive_and_not_in_sends_that_arrived(sent: int) -> None:
+def test_ranks_without_a_message_are_in_its_receive_and_not_in_completed_sends(sent: int) -> None:
     """A pipeline by hand collects the handles of its sends, and waits for them at the end of the step."""
     world = World(ranks=2, groups={"world:0-1": (0, 1)})
     exchanged(world, sent=sent, received=sent)
@@ -132,12 +132,12 @@ def test_three_ranks_that_left_a_call_out_are_named_and_not_the_one_that_made_it
     assert (finding.cause, finding.ranks) == ("skipped", (0, 1, 3))
 
 
-def test_a_call_that_never_followed_is_a_mismatch() -> None:
+def test_a_call_that_never_came_next_in_earlier_steps_is_a_mismatch() -> None:
     finding = met(GATHER, ("all_reduce", "train.py:30 other_branch"))
     assert (finding.cause, finding.ranks) == ("mismatch_operation", (2,))
 
 
-def test_calls_that_do_not_fit_are_told_although_nobody_says_how_the_run_ended() -> None:
+def test_mismatched_calls_are_reported_although_the_end_of_the_run_is_unknown() -> None:
     """Launcher and watch died too: without them a hang looks like a run that was killed, a mismatch does not."""
     world = World(program=(GATHER, NORM))
     for rank in range(4):
@@ -248,7 +248,7 @@ def test_a_mismatch_behind_older_calls_that_all_entered_is_named() -> None:
 
 
 @pytest.mark.parametrize(("is_known", "ranks"), [(True, (2, 3)), (False, (0, 1, 2, 3))])
-def test_of_two_against_two_those_whose_call_never_came_next_are_named(is_known: bool, ranks: tuple[int, ...]) -> None:
+def test_of_two_against_two_the_side_with_an_unusual_call_is_named(is_known: bool, ranks: tuple[int, ...]) -> None:
     """In the first step no side is: no former one tells which call was due."""
     world = World()
     if not is_known:

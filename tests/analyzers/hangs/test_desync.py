@@ -84,7 +84,7 @@ def test_of_four_ranks_the_one_that_differs_is_named_whatever_its_history() -> N
     assert finding.evidence["caller"] == "train.py:12 clip"
 
 
-def test_of_two_ranks_whose_counts_are_both_usual_both_are_suspects() -> None:
+def test_two_ranks_with_usual_call_counts_are_both_suspects() -> None:
     def program(rank: int, step: int) -> Sequence[tuple[str, str, str]]:
         return [REDUCE, NORM] if step % 4 == 0 and (rank, step) != (1, 12) else [REDUCE]
 
@@ -122,7 +122,7 @@ def test_only_the_steps_of_the_scope_are_read() -> None:
         lambda: recorded(lambda rank, step: [REDUCE] * ({12: 0, 13: 2}.get(step, 1) if rank else 1)), id="issued late"
     ),
 ])  # fmt: skip
-def test_what_pairs_the_same_steps_in_the_end_is_silent(store: Callable[[], MemoryStore]) -> None:
+def test_calls_that_pair_up_in_the_end_give_no_finding(store: Callable[[], MemoryStore]) -> None:
     assert found_in(store()) == []
 
 

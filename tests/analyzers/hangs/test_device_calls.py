@@ -96,7 +96,7 @@ def test_a_device_is_where_its_oldest_call_is_and_not_where_its_host_is() -> Non
     assert f"at step {world.step}: it never started all_reduce #30" in summary
 
 
-def test_without_a_sign_of_the_device_a_call_of_all_may_be_a_stuck_device() -> None:
+def test_a_call_that_all_ranks_entered_may_be_a_stuck_device() -> None:
     world = World()
     for rank in range(4):
         world.enter(rank)
@@ -107,7 +107,7 @@ def test_without_a_sign_of_the_device_a_call_of_all_may_be_a_stuck_device() -> N
     assert "the network or the backend is stuck, or the device of one of them is stuck in an earlier kernel" in summary
 
 
-def test_a_host_that_never_made_the_call_is_no_device() -> None:
+def test_a_host_that_never_made_the_call_is_not_a_stuck_device() -> None:
     world = on_devices(started=(0, 1, 2), enqueued=(0, 1, 2))
     world.span(3, "forward")
     cause, ranks, _ = hang(world)

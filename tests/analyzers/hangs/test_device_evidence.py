@@ -43,14 +43,14 @@ def standstill(*, readings_until_s: float = SILENT_S, xid: int = 0, **last: Any)
     return finding
 
 
-def test_an_xid_shortly_before_is_told() -> None:
+def test_an_xid_shortly_before_the_hang_is_evidence() -> None:
     finding = standstill(xid=79)
     assert " The GPU of rank 1 reported XID 79: " in finding.summary
     assert "bus" in finding.summary
     assert finding.evidence["xids"] == [79]
 
 
-def test_a_gpu_that_does_not_answer_any_more_is_told() -> None:
+def test_a_gpu_that_stopped_answering_is_evidence() -> None:
     finding = standstill(readings_until_s=-1.0)
     assert finding.summary.endswith(" The GPU of rank 1 has not answered for 31 s.")
 

@@ -39,7 +39,7 @@ def test_the_rank_that_never_entered_is_named_and_the_others_wait() -> None:
     assert finding.first_step == 16
 
 
-def test_within_the_limit_there_is_silence() -> None:
+def test_a_silence_within_the_limit_is_not_a_hang() -> None:
     world = World()
     for rank in (0, 2, 3):
         world.enter(rank)
@@ -78,7 +78,7 @@ def test_a_process_that_was_continued_is_no_culprit() -> None:
 
 
 @pytest.mark.parametrize("phase", ["data", "checkpoint", "evaluate", "compile"])
-def test_what_the_culprit_does_instead_is_the_cause(phase: str) -> None:
+def test_the_cause_is_where_the_culprit_is_instead_of_the_call(phase: str) -> None:
     world = World()
     for rank in (0, 1, 3):
         world.enter(rank)
@@ -113,7 +113,7 @@ def test_the_limit_grows_with_the_step() -> None:
     assert judged_hangs(world.store, POLICY, world.after(30)) != []
 
 
-def test_victims_of_victims_over_groups() -> None:
+def test_ranks_that_wait_across_groups_are_victims() -> None:
     """Rank 3 hangs; its tp partner 2 waits for it, and rank 0 waits for 2 in dp."""
     groups = {"tp[0,1]": (0, 1), "tp[2,3]": (2, 3), "dp[0,2]": (0, 2), "dp[1,3]": (1, 3)}
     world = World(groups=groups)
@@ -177,7 +177,7 @@ def test_ranks_that_wait_for_each_other_are_in_calls_and_not_in_user_code() -> N
     )
 
 
-def test_everybody_entered_and_nobody_left() -> None:
+def test_a_call_that_all_ranks_entered_and_none_left_involves_all_ranks() -> None:
     world = World()
     for rank in range(4):
         world.enter(rank)
@@ -215,7 +215,7 @@ def test_a_rank_past_the_phase_in_which_it_began_a_call_is_in_its_own_code() -> 
     assert "in user code after forward" in finding.summary
 
 
-def test_timeouts_of_the_others_are_a_hang_of_the_one() -> None:
+def test_timeouts_of_the_waiting_ranks_are_a_hang_of_the_missing_one() -> None:
     world = World()
     for rank in (0, 2, 3):
         world.enter(rank)
@@ -227,7 +227,7 @@ def test_timeouts_of_the_others_are_a_hang_of_the_one() -> None:
     assert finding.cost_s == pytest.approx(1800, abs=1)
 
 
-def test_missing_tables_are_said() -> None:
+def test_missing_tables_are_reported() -> None:
     for table in ("ranks", "steps", "collectives"):
         world = World()
         world.store.drop(table)
@@ -305,14 +305,14 @@ def test_a_look_before_the_last_record_says_nothing_of_this_hang() -> None:
     assert hang_of(asleep_with_the_lock(-1.0)).cause == "not_entered"
 
 
-def test_alone_it_is_the_same() -> None:
+def test_a_single_rank_hangs_with_the_same_causes() -> None:
     world = World(ranks=1, groups={})
     assert hang_of(world).cause == "busy"
     world.event("stacks", 5.5, path="stacks", ranks=[0], gil_ranks=[0])
     assert (hang_of(world).cause, hang_of(world).ranks) == ("gil", (0,))
 
 
-def test_a_thread_that_the_culprit_lost_is_told_with_the_hang() -> None:
+def test_a_dead_thread_of_the_culprit_is_named_in_the_hang() -> None:
     world = World()
     for rank in (0, 2, 3):
         world.enter(rank)

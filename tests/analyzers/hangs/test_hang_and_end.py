@@ -213,7 +213,7 @@ def test_a_lost_node_is_no_hang_within_the_limit() -> None:
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["the-node-is-there", "no-rank-waits"])
-def test_a_death_is_left_to_the_launchers(heard: bool) -> None:
+def test_a_death_is_not_reported_as_a_hang(heard: bool) -> None:
     world = node_of_rank_3_lost()
     if heard:
         world.event("node_heard", 9.5, node_rank=3)
@@ -237,7 +237,7 @@ def test_what_a_later_launch_records_is_no_end_of_an_attempt_that_was_killed_who
     assert (finding.attempt, finding.cause) == (0, "killed_all")
 
 
-def test_a_launch_that_was_interrupted_before_any_rank_started_says_nothing_of_the_one_before() -> None:
+def test_an_interrupted_launch_without_ranks_does_not_explain_the_end_of_the_previous_one() -> None:
     world = World()
     world.event("run_started", -2.0, node_rank=0)
     world.event("run_started", 59.0, node_rank=0)
@@ -247,7 +247,7 @@ def test_a_launch_that_was_interrupted_before_any_rank_started_says_nothing_of_t
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_what_ranks_raise_once_they_are_stopped_is_not_why_they_stood_still(is_stopped: bool) -> None:
+def test_errors_raised_while_ranks_are_stopped_do_not_explain_the_hang(is_stopped: bool) -> None:
     """As of a handler that prints to a terminal that was closed."""
     world = World()
     for rank in (0, 2, 3):

@@ -85,7 +85,7 @@ def test_messages_with_tags_may_be_taken_in_another_order() -> None:
     assert found(world).cause == "all_entered"
 
 
-def test_other_numbers_do_not_belong_together() -> None:
+def test_messages_with_different_sequence_numbers_are_not_matched() -> None:
     world = World(groups={GROUP: (0, 1, 2, 3)})
     message(world, 0, "send", 1, 31, **LARGE)
     message(world, 1, "recv", 0, 30, **SMALL)

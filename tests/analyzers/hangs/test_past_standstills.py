@@ -33,7 +33,7 @@ def stood_still(
     return store
 
 
-def test_rank_place_step_and_cost_stay() -> None:
+def test_a_past_standstill_keeps_its_rank_place_step_and_cost() -> None:
     (finding,) = plain(past_standstills(stood_still(), Scope()))
     assert (finding.kind, finding.ranks, finding.first_step, finding.cost_s) == ("standstill", (2,), 60, 40.1)
     assert finding.evidence["waiting_ranks"] == [0, 1, 3]
@@ -93,7 +93,7 @@ def test_what_watch_saw_of_it_is_added() -> None:
     assert finding.evidence["stacks"] == {"2": ["loader.py:7 in fetch"]}
 
 
-def test_clean_runs_checkpoints_starved_machines_and_short_ones_have_none() -> None:
+def test_clean_runs_checkpoints_starved_machines_and_short_pauses_have_no_standstill() -> None:
     assert past_standstills(plain_run(), Scope()) == []
     assert past_standstills(stood_still(seconds=3), Scope()) == [], "shorter than a hang"
     assert past_standstills(stood_still(step=1), Scope()) == [], "the first step warms up"
@@ -116,7 +116,7 @@ def test_a_rank_that_stood_between_two_steps_is_waited_for_in_the_next() -> None
     assert "at step 60, after the optimizer, and ranks 0, 1 and 3 waited" in finding.summary
 
 
-def test_without_waits_nothing_is_claimed() -> None:
+def test_no_standstill_is_found_without_recorded_waits() -> None:
     store = stood_still()
     store.connection.execute("UPDATE steps SET collective_wait_ns = NULL")
     assert past_standstills(store, Scope()) == []

@@ -29,7 +29,7 @@ def found(world: World, folder: Path) -> Finding:
     return finding
 
 
-def test_the_stacks_of_all_ranks_are_told_in_groups_and_the_culprits_come_first(tmp_path: Path) -> None:
+def test_stacks_are_grouped_and_the_culprits_come_first(tmp_path: Path) -> None:
     world = World(ranks=6)
     for rank in range(6):
         write_stack(tmp_path, rank, *(["p/loader.py:41", "p/train.py:9"] if rank == 4 else ["p/train.py:12"]))
