@@ -38,7 +38,7 @@ def test_a_climb_is_found_within_two_hundred_steps(rate: float) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.05, 0.1])
-def test_noise_on_a_falling_or_flat_loss_is_none(noise: float) -> None:
+def test_noise_on_a_falling_or_flat_loss_is_not_a_divergence(noise: float) -> None:
     for seed in range(20):
         assert find_rise(curve(1000, noise=noise, seed=seed)) is None, seed
         flat = {step: 2.0 * math.exp(noise * random.Random(1000 * seed + step).gauss(0, 1)) for step in range(1, 1001)}
@@ -85,7 +85,7 @@ def test_a_loss_through_zero_or_around_it_is_no_climb() -> None:
         assert find_rise({step: dice.gauss(0, 1e-3) for step in range(1, 2001)}) is None, seed
 
 
-def test_a_jump_that_stays_or_heals_is_a_spike_s_business() -> None:
+def test_a_jump_that_stays_or_recovers_is_not_a_divergence() -> None:
     stays = {step: loss * (1.5 if step > 300 else 1.0) for step, loss in curve(500).items()}
     heals = {
         step: loss * (1 + 2 * math.exp(-(step - 300) / 15) if step > 300 else 1) for step, loss in curve(500).items()
@@ -115,7 +115,7 @@ def test_what_ran_again_counts_once_and_what_was_refused_does_not() -> None:
     assert plain(divergence(MemoryStore(), Scope())) == []
 
 
-def test_what_the_spike_analyzer_has_told_is_not_told_again() -> None:
+def test_a_spike_already_reported_is_not_reported_as_divergence() -> None:
     store = MemoryStore()
     losses = curve(400, climb_from=250, rate=0.05, noise=0.01)
     store.add(

@@ -47,7 +47,7 @@ def test_a_block_out_of_proportion_is_named(factor: float, kind: str) -> None:
     assert finding.evidence["blocks"] == ["blocks.2"]
 
 
-def test_spread_odd_steps_and_what_is_over_are_silent() -> None:
+def test_ordinary_spread_odd_steps_and_past_disproportion_give_no_finding() -> None:
     assert judged(sampled()) == []
     assert judged(sampled(1e-7, odd=range(90, 110))) == [], "two samples"
     assert judged(sampled(1e-7, odd=range(10, 90))) == [], "it came back"

@@ -86,7 +86,7 @@ def test_a_linear_regression_has_the_noise_scale_that_follows_from_it(seed: int)
     assert found["noise_scale_tokens"] == pytest.approx(truth, rel=relative)
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_truth_at_its_stated_rate() -> None:
     truth = Regression.trace / Regression.square
     hits = 0
     for seed in range(40):
@@ -136,7 +136,7 @@ def test_a_step_that_ran_again_counts_once_and_a_refused_one_never() -> None:
     assert finding.evidence == judged(stored(local, whole))[0].evidence
 
 
-def test_what_cannot_be_measured_is_said() -> None:
+def test_missing_measurements_are_reported() -> None:
     local, whole = Regression.norms(STEPS, 0)
     (alone,) = judged(stored(local[:, :1], whole))
     assert alone.status == "insufficient_data"

@@ -48,7 +48,7 @@ def judged(
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_what_is_right_and_what_means_something_else_is_silent(parts: bool) -> None:
+def test_correct_values_and_values_in_other_units_are_no_contradiction(parts: bool) -> None:
     assert judged(parts=parts) == []
     assert judged(loss=1 / math.log(2), parts=parts) == [], "bits are no contradiction"
     assert judged(loss=RANKS, norm=RANKS, tokens=RANKS, noise=0.3, parts=parts) == [], "smoothed, or without padding"

@@ -198,7 +198,7 @@ def test_the_live_window_knows_how_high_the_loss_was_at_the_start() -> None:
     assert spikes(stored(seen), since_step=100) == []
 
 
-def test_without_a_loss_nothing_is_claimed() -> None:
+def test_a_run_without_a_loss_is_not_judged() -> None:
     assert [f.status for f in spikes(MemoryStore())] == ["insufficient_data"]
 
 
@@ -262,7 +262,7 @@ def test_a_bad_batch_after_a_restart_is_found_by_the_level_of_its_own_attempt() 
     assert (spike.verdicts[0].step, spike.cause) == (40, "batch")
 
 
-def test_a_learning_rate_of_before_the_restart_explains_no_spike_after_it() -> None:
+def test_a_learning_rate_before_the_restart_does_not_explain_a_spike_after_it() -> None:
     before = [replace(o, lr=1e-5) for o in observations()[:299]]  # decayed
     seen = restarted(before, 299)
     seen[299 + 19] = replace(seen[299 + 19], loss=3 * seen[299 + 19].loss, grad_norm=9.0)

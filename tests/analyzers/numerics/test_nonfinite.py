@@ -35,7 +35,7 @@ def test_the_earliest_flag_names_the_rank_and_the_rest_is_fallout() -> None:
     assert (where.ranks, where.phase, where.seq, where.parameter) == ((2,), "backward", 5, "head.weight")
 
 
-def test_order_is_that_of_the_step_and_not_of_the_group() -> None:
+def test_flags_are_ordered_within_the_step_and_not_within_their_group() -> None:
     """HSDP: rank 1's shard group sees it first; the replica groups see the sum of it."""
     flags = [
         flag(0, 90, True, group="dp_replicate[0,2]", since_ns=500),
@@ -68,13 +68,13 @@ def test_a_gradient_that_was_bad_before_its_reduction_names_its_rank() -> None:
     assert (where.ranks, where.phase) == ((2,), "forward"), "its gradients follow from its loss"
 
 
-def test_a_bad_local_loss_is_forward() -> None:
+def test_a_bad_local_loss_is_placed_in_forward() -> None:
     where = locate(StepEvidence(rows=rows(3), flags=[flag(r, 1, r == 3) for r in range(4)]))
     assert (where.ranks, where.phase, where.parameter) == ((3,), "forward", "")
     assert locate(StepEvidence(rows=rows(3))).ranks == (3,)
 
 
-def test_a_batch_that_is_bad_for_all_names_all_tensor_parallel_groups() -> None:
+def test_a_bad_batch_names_the_ranks_of_all_tensor_parallel_groups() -> None:
     """Each group of one sample sees its own NaN in the forward pass; which of them was sooner says nothing."""
 
     def found(*bad: int) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ def test_a_batch_that_is_bad_for_all_names_all_tensor_parallel_groups() -> None:
     assert found(2, 3) == (2, 3)
 
 
-def test_finite_inputs_and_a_bad_result_is_the_reduction() -> None:
+def test_a_bad_result_from_finite_inputs_is_placed_in_the_reduction() -> None:
     where = locate(StepEvidence(rows=rows(), flags=[flag(r, 1, False) for r in range(4)]))
     assert (where.ranks, where.phase) == ((), "reduction")
 
@@ -253,7 +253,7 @@ def test_a_bad_gradient_at_the_first_layer_names_its_rank(clips: bool) -> None:
     assert finding.status == "fired"
 
 
-def test_a_clean_run_is_silent_and_a_flag_without_consequence_too() -> None:
+def test_clean_runs_and_flags_without_consequence_give_no_finding() -> None:
     store = MemoryStore()
     for step in range(1, 30):
         store.add("steps", [{"attempt": 0, "rank": 0, "step": step, "start_ns": step, "duration_ns": 1, "loss": 2.0}])
@@ -262,7 +262,7 @@ def test_a_clean_run_is_silent_and_a_flag_without_consequence_too() -> None:
     assert non_finite(store) == []
 
 
-def test_missing_tables() -> None:
+def test_missing_tables_are_reported() -> None:
     store = run_with_nan()
     store.drop("collectives")
     finding = only(non_finite(store))
@@ -276,7 +276,7 @@ def test_missing_tables() -> None:
 
 
 @pytest.mark.parametrize("bad_input", [False, True])
-def test_a_shard_that_overflows_when_it_is_summed_is_nobodys(bad_input: bool) -> None:
+def test_a_shard_that_overflows_in_its_reduction_names_no_rank(bad_input: bool) -> None:
     """HSDP: what comes out of the reduce-scatter is seen by the reduction over replicas."""
     shard = [
         replace(
@@ -312,18 +312,18 @@ def of_two_by_two(*bad_losses: int, num_bad_gradients: int = 0) -> Finding:
     return finding
 
 
-def test_what_a_tensor_parallel_group_sums_was_made_within_it() -> None:
+def test_a_bad_sum_of_a_tensor_parallel_group_came_from_within_it() -> None:
     finding = of_two_by_two(2, 3)
     assert (finding.status, finding.ranks, finding.cause) == ("fired", (2, 3), "forward")
     assert finding.evidence["named_by"] == "tensor_parallel_group"
     assert "of ranks 2 and 3 gave a NaN or Inf loss at step 7, made by one of them or in their" in finding.summary
 
 
-def test_ranks_of_several_groups_each_have_their_own() -> None:
+def test_bad_gradients_in_several_groups_are_named_by_the_local_loss() -> None:
     assert of_two_by_two(1, 2).evidence["named_by"] == "local_loss"
 
 
-def test_without_looks_before_the_reduction_it_may_be_the_reductions() -> None:
+def test_without_input_checks_the_reduction_is_a_suspect_too() -> None:
     finding = of_two_by_two(num_bad_gradients=3)
     assert (finding.status, finding.ranks) == ("suspect", ())
     assert "unidentified rank or the reduction" in finding.summary

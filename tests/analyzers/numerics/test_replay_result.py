@@ -56,7 +56,7 @@ def test_four_replay_verdicts(back: bool, older: bool | None, replay_verdict: st
     assert says in found(store).text((2,))
 
 
-def test_the_rank_with_an_operation_made_it_and_the_others_were_handed_it() -> None:
+def test_the_rank_with_the_first_bad_operation_is_named_and_not_those_that_received_it() -> None:
     store = MemoryStore()
     told = {0: origin("blocks.0.mlp.down", how="module"), 1: None, 2: origin("blocks.3.mlp.up", samples=(812,)),
             3: origin("head", phase="backward")}  # fmt: skip
@@ -85,7 +85,7 @@ def test_each_run_of_a_step_has_its_own_replay() -> None:
 
 
 @pytest.mark.parametrize("damaged", [{"origin": 7, "samples": "x"}, {"origin": {}, "samples": [1, {"id": "a"}]}, {}])
-def test_damaged_events_say_less_and_break_nothing(damaged: dict[str, Any]) -> None:
+def test_damaged_events_are_tolerated(damaged: dict[str, Any]) -> None:
     store = MemoryStore()
     store.event("replay", rank=0, step=40, state="same", came_back="yes", **damaged)
     assert found(store).replay_verdict == "transient"
@@ -101,7 +101,7 @@ def step_rows(step: int, loss: float, **more: Any) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_the_finding_says_whether_it_came_back_and_a_replay_names_whom_nothing_else_does() -> None:
+def test_a_replay_says_whether_the_fault_came_back_and_names_its_rank() -> None:
     store = MemoryStore()
     store.add("steps", step_rows(40, math.nan))
     (before,) = plain(non_finite_values(store, Scope()))
@@ -128,7 +128,7 @@ def data_parallel(store: MemoryStore) -> MemoryStore:
     ],
     ids=["made by no rank", "does not come back", "made by a rank"],
 )
-def test_what_comes_back_while_no_rank_makes_it_is_the_reductions(
+def test_a_fault_that_returns_without_an_origin_on_any_rank_is_placed_in_the_reduction(
     replays: dict[str, Any], status: str, cause: str
 ) -> None:
     """Without checks of every buffer, as on GPUs, only the replay has looked at what each rank reduced."""
@@ -174,7 +174,7 @@ def test_the_replay_knows_the_cause_of_a_spike(back: bool, older: bool | None, c
     assert (finding.cause, finding.advice) == (cause, f"loss-spike-{cause}")
 
 
-def test_live_nothing_is_reported_of_a_step_that_has_not_ended() -> None:
+def test_a_live_step_is_not_reported_before_it_has_ended() -> None:
     """What is done about it comes between its verdict and its end."""
     store = MemoryStore()
     store.add("steps", step_rows(39, 2.0))

@@ -96,7 +96,7 @@ def test_reports_pictures_metrics_and_trackers_have_the_same_number() -> None:
     assert "validation/loss" not in tracked[399]
 
 
-def test_what_a_restart_or_another_training_leaves_behind_is_no_evaluation_of_it() -> None:
+def test_evaluations_of_an_earlier_attempt_or_training_do_not_count() -> None:
     store = run(turns_at(500), steps=200)
     store.event("evaluation", attempt=1, rank=0, step=100, wall_ns=10**13, loss=9.0)
     assert [(one.step, one.attempt) for one in evaluations(store)] == [(20, 0), (40, 0), (60, 0), (80, 0), (100, 1)]

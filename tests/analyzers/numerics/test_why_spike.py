@@ -76,7 +76,7 @@ def test_one_of_two_ranks_that_made_the_whole_rise_is_named() -> None:
     assert "All 2 data-parallel ranks rose about equally." in explain(store, 40).summary
 
 
-def test_one_data_rank_is_not_called_all_of_them() -> None:
+def test_the_summary_is_in_the_singular_for_one_data_rank() -> None:
     store = run_with_spike()
     store.connection.execute("DELETE FROM steps WHERE rank > 0")
     store.connection.execute("DELETE FROM ranks WHERE rank > 0")
@@ -131,7 +131,7 @@ def test_the_spike_of_one_attempt_is_explained_where_another_attempt_had_higher_
     assert (found.attempt, found.step, found.loss, found.ranks[0].rank) == (0, 40, 3.575, 2)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_records_are_reported() -> None:
     found = explain(run_with_spike(gradients=False, replayed=False), 40)
     assert [line.partition(":")[0] for line in found.unknown] == ["Samples", "Layers"]
     for line in found.unknown:

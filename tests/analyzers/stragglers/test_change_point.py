@@ -60,12 +60,12 @@ def test_five_percent_within_ten_steps(ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "wander"), [(2, 0.0), (4, 0.0), (8, 0.0), (2, 0.005), (4, 0.01), (8, 0.02)])
-def test_nothing_changed(ranks: int, wander: float) -> None:
+def test_noise_without_a_change_gives_no_finding(ranks: int, wander: float) -> None:
     alarms = sum(len(changes(made(seed, ranks=ranks, noise=0.02, spread=0.01, wander=wander))) for seed in range(150))
     assert alarms == 0
 
 
-def test_one_that_got_faster_does_not_accuse_the_other() -> None:
+def test_a_rank_that_gets_faster_does_not_accuse_its_peer() -> None:
     for seed in range(20):
         own = made(seed, ranks=2)
         own[0, 100:] /= 1.05
@@ -97,14 +97,14 @@ def test_a_long_history_is_looked_at_in_groups() -> None:
 
 
 @given(st.integers(2, 9), st.integers(0, 80), st.integers(0, 2**32 - 1), st.floats(0, 1e9))
-def test_whatever_the_numbers(ranks: int, steps: int, seed: int, size: float) -> None:
+def test_changes_lie_within_the_matrix_for_any_numbers(ranks: int, steps: int, seed: int, size: float) -> None:
     own = (np.random.default_rng(seed).standard_cauchy((ranks, steps)) * size).astype(np.float32)
     for segment in find_changes(own, own, own, ChangePolicy()):
         assert 0 <= segment.row < ranks
         assert 0 <= segment.begin < segment.end == steps
 
 
-def test_among_stragglers() -> None:
+def test_a_small_slowdown_is_found_by_the_straggler_analyzer() -> None:
     for seed in range(10):
         (found,) = find_stragglers(simulate(seed, ranks=4, steps=200, faults=[Slow(rank=1, step=120, factor=1.025)]))
         assert (found.rank, found.cause, found.ongoing) == (1, "compute", True)

@@ -65,7 +65,7 @@ def test_a_rank_that_computes_more_waits_for_a_core_more(
 
 
 @pytest.mark.parametrize(("cpu_ratio", "is_kept"), [(2.0, True), (0.5, False)])
-def test_twice_the_work_is_no_crowded_machine(cpu_ratio: float, is_kept: bool) -> None:
+def test_twice_the_work_is_not_a_crowded_machine(cpu_ratio: float, is_kept: bool) -> None:
     """As recorded of a busy forward pass for 9 s, on two cores that thirty processes wanted."""
     policy = CorroborationPolicy()
     counters = Counters(
@@ -100,7 +100,7 @@ def test_a_rank_that_computes_more_is_slow_in_computing() -> None:
     assert finding.evidence["cpu_time_excess_ms"] == pytest.approx(finding.evidence["excess_ms"], rel=0.2)
 
 
-def test_a_rank_whose_core_is_taken_is_no_bad_device() -> None:
+def test_a_rank_without_its_core_is_not_a_bad_device() -> None:
     (finding,) = judged(counted(21, cpu_ns="cpu_ns / 1.5", run_delay_ns="cpu_ns / 3"))
     assert (finding.ranks, finding.cause, finding.advice) == ((3,), "host", "straggler-host")
     assert "waits for a core" in finding.summary
@@ -154,7 +154,7 @@ def test_longer_sequences_are_no_bad_machine() -> None:
     assert finding.evidence["tokens_excess_ratio"] == pytest.approx(0.5)
 
 
-def test_a_store_of_an_older_recorder_says_less_and_nothing_false() -> None:
+def test_a_store_of_an_older_recorder_gives_no_false_cause() -> None:
     store = counted(24)
     store.connection.execute("UPDATE steps SET run_delay_ns = NULL, major_faults = NULL, cpu_ns = NULL, gc_ns = NULL")
     (finding,) = judged(store)
@@ -213,9 +213,7 @@ def test_a_rank_that_sleeps_for_longer_than_ranks_wait_is_named_on_a_crowded_mac
         (None, ""),
     ],
 )
-def test_an_excess_that_is_mostly_waiting_for_a_core_is_not_told_as_compute_alone(
-    waited_ms: float | None, said: str
-) -> None:
+def test_an_excess_that_is_mostly_waiting_for_a_core_is_not_compute_alone(waited_ms: float | None, said: str) -> None:
     counters = Counters(cpu_ms=4.0, run_delay_ms=waited_ms, on_cpu=True)
     assert counters.waiting_part(10.0) == said
     assert Counters(cpu_ms=4.0, run_delay_ms=waited_ms, on_cpu=False).waiting_part(10.0) == ""
@@ -224,7 +222,7 @@ def test_an_excess_that_is_mostly_waiting_for_a_core_is_not_told_as_compute_alon
     )
 
 
-def test_more_work_that_mostly_waits_for_a_core_is_told_in_both_parts() -> None:
+def test_more_work_that_mostly_waits_for_a_core_is_reported_in_both_parts() -> None:
     (finding,) = judged(on_shared_cores(31, wait_ms=60.0, excess_wait_ms=60.0, cpu_growth=0.5))
     assert (finding.ranks, finding.cause) == ((3,), "compute")
     assert "of compute" not in finding.summary

@@ -64,7 +64,7 @@ def test_a_peer_that_waits_for_its_full_launch_queue_is_not_late() -> None:
     assert not late_as_peers(hosts(peer_sleeps_ms=0, peer_blocked_ms=30, lead_ms=88))
 
 
-def test_a_peer_with_a_shrinking_lead_is_as_late_wherever_it_spends_its_time() -> None:
+def test_a_peer_with_a_shrinking_lead_counts_as_late_wherever_it_spends_its_time() -> None:
     assert late_as_peers(hosts(peer_sleeps_ms=28, peer_blocked_ms=4, lead_ms=40))
     assert not late_as_peers(hosts(peer_sleeps_ms=28, peer_blocked_ms=4, lead_ms=88))
 

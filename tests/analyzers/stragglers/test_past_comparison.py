@@ -55,7 +55,7 @@ def test_stages_that_have_more_to_do_from_the_first_step_on_are_not_slow_ranks()
 
 
 @pytest.mark.parametrize("seed", range(tried(3, nightly=10)))
-def test_what_all_ranks_share_is_nobodys_fault(seed: int) -> None:
+def test_a_change_shared_by_all_ranks_names_none(seed: int) -> None:
     """Longer sequences: each stage answers in its own measure, the last one by a quarter more than the first."""
     calm = one_rank_a_stage(seed, steps=200, machine="busy")
     growth = np.where(np.arange(200) >= 100, 1.6 + 0.15 * np.arange(4)[:, None], 1.0).astype(np.float32)
@@ -105,7 +105,7 @@ def test_a_slow_stage_is_found_though_its_history_was_disturbed_elsewhere(seed: 
 
 
 @pytest.mark.parametrize("begin", [9, 21, 51])
-def test_who_waits_long_for_a_slow_stage_is_not_slow_itself(begin: int) -> None:
+def test_a_rank_that_waits_long_for_a_slow_stage_is_not_slow(begin: int) -> None:
     """Its caches are cold after each wait: 3 times its optimizer, where the slow stage sleeps half a second."""
     for seed in range(5):
         timings = one_rank_a_stage(seed, ranks=2, steps=100)
@@ -134,7 +134,7 @@ def pipeline_run(seed: int, *, steps: int = 300, faults: tuple[Slow, ...] = ()) 
     return store
 
 
-def test_the_finding_says_against_what() -> None:
+def test_the_finding_says_that_a_rank_is_compared_with_its_past() -> None:
     (finding,) = judged(pipeline_run(3, faults=(Slow(rank=2, step=150, factor=1.5),)))  # type: ignore[arg-type]
     assert (finding.ranks, finding.cause, finding.status) == ((2,), "compute", "fired")
     assert abs((finding.first_step or 0) - 150) <= 2
@@ -170,7 +170,7 @@ def loaded_by_the_first(seed: int, *, tp: int, dp: int, dimension: str = "tp", f
 
 @pytest.mark.parametrize("seed", range(tried(1, nightly=3)))
 @pytest.mark.parametrize(("tp", "dp", "dimension"), [(4, 2, "tp"), (8, 1, "tp"), (2, 4, "tp"), (4, 2, "cp")])
-def test_who_alone_loads_is_no_straggler(seed: int, tp: int, dp: int, dimension: str) -> None:
+def test_the_only_rank_that_loads_data_is_not_a_straggler(seed: int, tp: int, dp: int, dimension: str) -> None:
     shape = {"tp": tp, "dp": dp, "dimension": dimension}
     assert judged(loaded_by_the_first(seed, **shape)) == []  # type: ignore[arg-type]
     for fault in (Slow(rank=3, step=60, factor=1.1), Slow(rank=0, step=60, factor=1.3, cause="data")):

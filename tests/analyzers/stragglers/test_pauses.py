@@ -52,7 +52,7 @@ def test_the_finding_says_in_how_many_steps_and_what_the_run_loses() -> None:
         pytest.param([paused(1, pause_ms=40.0)], id="pauses shorter than the work"),
     ],
 )
-def test_what_is_nobodys_pausing(faults: list[Slow]) -> None:
+def test_slowness_without_pauses_on_a_rank_names_none(faults: list[Slow]) -> None:
     for seed in range(tried(6, nightly=20)):
         assert find_stragglers(simulate(seed, ranks=4, steps=200, faults=faults)) == [], seed
 

@@ -59,7 +59,7 @@ def test_a_rank_that_is_slow_in_all_its_work_has_no_place() -> None:
 
 
 @pytest.mark.parametrize("seed", range(tried(2, nightly=4)))
-def test_of_two_ranks_one_that_sleeps_in_every_step_does_not_pause_now_and_then(seed: int) -> None:
+def test_a_rank_that_sleeps_in_every_step_is_not_reported_as_pausing(seed: int) -> None:
     """The backward pass of both takes from none to ten times as long: only the gap shows that no step is spared."""
     timings = simulate(seed, ranks=2, steps=300, machine="crowded")
     dice = np.random.default_rng(seed)

@@ -30,7 +30,7 @@ def named(stragglers: Sequence[Straggler]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("num", [2, 3, 4, 5, 8, 9])
-def test_median_of_the_others(num: int) -> None:
+def test_others_median_is_the_median_over_all_other_rows(num: int) -> None:
     values = np.round(np.random.default_rng(num).normal(size=(num, 50)), 1).astype(np.float32)  # with ties
     expected = [np.median(np.delete(values, row, axis=0), axis=0) for row in range(num)]
     np.testing.assert_allclose(others_median(values), expected, rtol=1e-6)
@@ -87,14 +87,14 @@ def test_right_rank_and_cause_in_noise(machine: str, factor: float, steps: int) 
     assert hits >= seeds - 1
 
 
-def test_a_straggler_that_is_over_is_told_with_its_end() -> None:
+def test_a_past_straggler_is_reported_with_its_end() -> None:
     (found,) = find_stragglers(simulate(3, steps=200, faults=[Slow(rank=1, step=60, until=120, factor=1.3)]))
     assert (found.rank, found.ongoing) == (1, False)
     assert abs(found.first_step - 60) <= 2
     assert abs(found.last_step - 120) <= 2
 
 
-def test_from_the_first_step_on() -> None:
+def test_a_rank_that_is_slow_from_the_first_step_is_found() -> None:
     (found,) = find_stragglers(simulate(4, steps=60, faults=[Slow(rank=2, step=1, factor=1.2)]))
     assert (found.rank, found.first_step) == (2, 1)
 
@@ -114,7 +114,7 @@ def test_uneven_stages_are_not_stragglers() -> None:
     assert named(find_stragglers(simulate(6, ranks=8, stages=2, steps=120, faults=faults))) == [(3, "compute")]
 
 
-def test_one_step_of_jitter_is_nothing() -> None:
+def test_single_slow_steps_give_no_finding() -> None:
     faults = [Slow(rank=1, step=step, until=step, factor=20.0) for step in (30, 60, 90)]
     assert find_stragglers(simulate(7, faults=faults)) == []
 
@@ -141,7 +141,7 @@ def test_a_gap_shows_a_rank_that_the_noise_of_its_phases_hides() -> None:
     assert places.count("forward_to_backward") >= 8
 
 
-def test_work_that_moved_to_another_place_is_no_slowness() -> None:
+def test_work_that_moves_to_another_phase_is_not_slowness() -> None:
     assert find_stragglers(with_gap(simulate(3, ranks=2, steps=120), moved=True)) == []
 
 
@@ -151,7 +151,7 @@ def scaled(timings: Timings, factor: float) -> Timings:
     return replace(timings, own=own, wait=scaled_wait, duration=scaled_duration)
 
 
-def test_a_burst_of_short_steps_is_nothing_until_it_has_lasted() -> None:
+def test_a_burst_of_short_steps_is_not_found_until_it_has_lasted() -> None:
     """A neighbour's burst of a quarter of a second is 25 steps of 8 ms: it says nothing of the rank."""
     fault = Slow(rank=1, step=130, factor=1.4)
     for ranks in (2, 4):
@@ -172,7 +172,7 @@ def test_a_batch_made_by_hand_before_each_microbatch_has_a_place() -> None:
     assert replace(straggler, phase_excess_ms=spread).place() == ""
 
 
-def test_the_step_time_without_it() -> None:
+def test_the_finding_has_the_step_time_without_the_straggler() -> None:
     (found,) = find_stragglers(simulate(8, ranks=8, steps=120, faults=[Slow(rank=1, step=20, factor=1.5)]))
     assert found.excess_ms == pytest.approx(21, rel=0.05)  # half of 42 ms in forward and backward
     assert found.step_ms - found.step_without_ms == pytest.approx(21, rel=0.1)
@@ -251,7 +251,7 @@ def test_a_rank_with_missing_rows_is_compared_by_step() -> None:
     assert abs((finding.first_step or 0) - 60) <= 2
 
 
-def test_one_rank_that_evaluates_and_saves_for_all_is_nothing() -> None:
+def test_a_rank_that_evaluates_and_saves_for_all_is_not_a_straggler() -> None:
     store = stored(simulate(14, steps=120))
     store.connection.execute(
         "UPDATE steps SET checkpoint_ns = 80000000, evaluate_ns = 90000000, duration_ns = duration_ns + 170000000 "

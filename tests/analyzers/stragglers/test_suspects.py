@@ -20,7 +20,7 @@ def found(
     return suspects(find_stragglers(timings), {}, nodes, int(timings.steps.min()))
 
 
-def test_how_slowness_lies_in_time() -> None:
+def test_slowness_is_classified_as_permanent_temporary_repeated_or_in_turn() -> None:
     (chronic,) = found([Slow(rank=1, step=1, factor=1.3)])
     assert chronic.pattern == "chronic"
     (onset,) = found([Slow(rank=1, step=80, factor=1.3)])

@@ -74,7 +74,7 @@ def test_another_training_in_the_process_has_a_speed_of_its_own() -> None:
     assert fired(store) == []
 
 
-def test_what_came_back_or_is_too_short_is_no_drop() -> None:
+def test_a_drop_that_recovers_or_is_too_short_is_not_reported() -> None:
     store = run_of(3, since=150, factors={"forward": 2.0})
     store.connection.execute(
         "UPDATE steps SET forward_ns = forward_ns // 2, duration_ns = duration_ns // 2 WHERE step > 300"
@@ -129,7 +129,7 @@ def test_a_larger_batch_is_compared_token_by_token() -> None:
 
 
 def test_tokens_that_several_ranks_read_count_once() -> None:
-    """Both stages of a pipeline say the tokens of their batch: a comparison with a run without stages was 2x off."""
+    """Both stages of a pipeline log the tokens of their batch: summed, a run without stages looked 2x slower."""
     store = run_of(5, steps=60)
     store.connection.execute("UPDATE steps SET tokens = 1024")
     alone = step_times(store)
