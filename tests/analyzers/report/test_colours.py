@@ -67,7 +67,7 @@ def test_colours_of_one_chart_differ(name: str, seen_by: str) -> None:
     assert not near
 
 
-def test_the_simulation_says_of_known_colours_what_is_known() -> None:
+def test_the_simulation_gives_the_published_values_of_known_colours() -> None:
     assert np.linalg.norm(lab("#ff0000", "everybody") - lab("#00ff00", "everybody")) > 150
     assert lab("#ffffff", "everybody") == pytest.approx([100, 0, 0], abs=0.01)
     for seen_by in SEEN:
@@ -77,7 +77,7 @@ def test_the_simulation_says_of_known_colours_what_is_known() -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_colours_stand_on_their_ground_and_text_is_read(dark: bool) -> None:
+def test_colours_and_text_have_contrast_with_their_background(dark: bool) -> None:
     used = {colour for of in TOGETHER.values() for colour in of.values()}
     layout = theme.template(dark=dark)["layout"]
     texts = {
@@ -91,7 +91,7 @@ def test_colours_stand_on_their_ground_and_text_is_read(dark: bool) -> None:
     assert theme.contrast(layout["hoverlabel"]["font"]["color"], layout["hoverlabel"]["bgcolor"]) >= 4.5
 
 
-def test_text_of_the_report_is_read_on_its_ground_and_its_cards() -> None:
+def test_report_text_has_contrast_with_the_page_and_its_cards() -> None:
     css = (Path(analyzers.report.__file__).parent / "html" / "page" / "page.css").read_text(encoding="utf-8")
     blocks = [part.split("}")[0] for part in css.split(":root {")[1:3]]  # the third is for paper
     light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block)) for block in blocks)
@@ -103,7 +103,7 @@ def test_text_of_the_report_is_read_on_its_ground_and_its_cards() -> None:
 
 
 @pytest.mark.parametrize("colour", sorted({colour for of in TOGETHER.values() for colour in of.values()}))
-def test_ink_is_read_on_every_colour(colour: str) -> None:
+def test_ink_has_contrast_with_every_colour(colour: str) -> None:
     assert theme.contrast(theme.ink(colour), colour) >= 4.5
 
 
@@ -115,7 +115,7 @@ def test_numbers_within_bars_are_written_in_ink() -> None:
         assert theme.contrast(trace.textfont.color, trace.marker.color) >= 4.5
 
 
-def test_the_ninth_line_has_another_dash_and_what_is_accused_a_pattern() -> None:
+def test_the_ninth_line_has_another_dash_and_accused_ranks_a_pattern() -> None:
     lines = [series.Series(name=str(i), x=np.arange(3), y=np.arange(3.0)) for i in range(series.MAX_LINES)]
     looks = [(trace.line.color, trace.line.dash) for trace in series.draw(lines, x="", y="").data]
     assert len(set(looks)) == series.MAX_LINES

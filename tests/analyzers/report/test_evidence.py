@@ -116,7 +116,7 @@ def test_memory_that_grows_everywhere_is_shown_of_the_ranks_it_grows_on() -> Non
     assert shown["rank 5"][40] == 145
 
 
-def test_a_full_device_beside_all_that_there_is() -> None:
+def test_memory_of_a_full_device_is_shown_beside_its_capacity() -> None:
     store = MemoryStore()
     health(store, memory_used_bytes=lambda one, s: (60 + 19 * (one == 1 and s == 50)) * GIB,
            memory_total_bytes=lambda *_: 80 * GIB)  # fmt: skip

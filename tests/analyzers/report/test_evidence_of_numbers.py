@@ -10,7 +10,7 @@ from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.report.test_evidence import MS, RANKS, bars, calls, finding, lines, onset, proof, steps_of
 
 
-def test_who_differs_from_its_replicas_since_when() -> None:
+def test_the_rank_that_differs_from_its_replicas_is_shown_with_its_onset() -> None:
     store = MemoryStore()
     store.add("fingerprints", [
         {"attempt": 0, "rank": rank, "step": step, "taken_ns": step, "replica_group": "dp:0-3", "tensor": "(all)",
@@ -36,7 +36,7 @@ def test_two_replicas_that_differ_are_both_shown_so() -> None:
     assert np.asarray(grid.z).tolist() == [[1], [1]]
 
 
-def test_where_the_nan_stood() -> None:
+def test_the_place_of_the_nan_is_shown() -> None:
     store = steps_of(nonfinite_count=lambda rank, step: 51 * (rank == 3 and step == 12))
     kept = {"ranks": (3,), "first_step": 12, "attempt": 0}
     (grid,) = proof(store, "non_finite", **kept).data
@@ -55,7 +55,7 @@ def test_where_the_nan_stood() -> None:
     assert not around.figure.layout.annotations, "a number would be that of another finding's card"
 
 
-def test_whose_input_was_not_finite_before_it_was_reduced() -> None:
+def test_the_rank_with_nonfinite_input_to_a_reduction_is_shown() -> None:
     store = calls()
     store.connection.execute("UPDATE collectives SET nonfinite = (rank = 3 AND step >= 12)")
     told = finding("non_finite", ranks=(3,), first_step=12, attempt=0)
@@ -68,7 +68,7 @@ def test_whose_input_was_not_finite_before_it_was_reduced() -> None:
 
 
 @pytest.mark.parametrize(("kind", "norm"), [("vanishing_gradients", 1e-7), ("exploding_gradients", 1e7)])
-def test_the_block_that_is_out_of_proportion(kind: str, norm: float) -> None:
+def test_the_block_out_of_proportion_is_shown(kind: str, norm: float) -> None:
     store = MemoryStore()
     store.add("gradients", [
         {"attempt": 0, "rank": 0, "step": step, "parameter": f"blocks.{block}.w",
@@ -108,7 +108,7 @@ def test_saves_that_fail_stall_or_grow_old() -> None:
     assert onset(old) == 10
 
 
-def test_the_start_piece_by_piece() -> None:
+def test_the_pieces_of_a_start_are_shown() -> None:
     store = steps_of()
     store.event("run_started", wall_ns=0)
     store.event("attempt_started", wall_ns=1 * MS)

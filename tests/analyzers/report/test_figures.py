@@ -61,7 +61,7 @@ def big_store(ranks: int, steps: int) -> MemoryStore:
     return store
 
 
-def test_a_big_run_is_reduced_to_what_a_screen_shows_and_its_slow_rank_stays() -> None:
+def test_a_large_run_is_reduced_to_screen_resolution_and_keeps_its_slow_rank() -> None:
     store = big_store(900, 1000)
     matrix = rank_step.rank_step(store, "own work")
     assert max(matrix.values.shape) <= 400
@@ -128,7 +128,7 @@ def test_a_timeline_leaves_open_what_never_ended(tmp_path: Path) -> None:
     )
 
 
-def test_a_timeline_names_its_steps_and_makes_faint_what_is_not_searched_for() -> None:
+def test_a_timeline_names_its_steps_and_fades_spans_outside_the_search() -> None:
     pieces = [
         activity.TimelineItem(
             rank=rank, kind=kind, is_call=kind == "all_gather", start_ms=at + rank, end_ms=at + 5, step=step

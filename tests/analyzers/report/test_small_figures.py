@@ -38,7 +38,7 @@ def test_one_rank_a_place_is_named_by_its_number() -> None:
     [([7], "7"), ([0, 1, 2], "0-2"), ([0, 4, 8], "0-8/4"), ([0, 1, 2, 5], "0-2, 5"), ([0, 5, 9, 11], "0, 5 and 2 more"),
      ([*range(4), *range(8, 12), 20, 21, 22], "0-3, 8-11 and 3 more")],
 )  # fmt: skip
-def test_ranks_are_listed_shortly_and_none_is_forgotten(ranks: list[int], text: str) -> None:
+def test_rank_lists_are_short_and_complete(ranks: list[int], text: str) -> None:
     assert mesh.listed(ranks, 2) == text
 
 
@@ -110,7 +110,7 @@ def test_the_life_of_a_run_has_a_lane_an_attempt() -> None:
     assert by_name["rank ended"].hovertext == ("rank 1: SIGKILL",)
 
 
-def test_lines_of_what_values_are_compared_with_have_a_name() -> None:
+def test_reference_lines_are_named() -> None:
     work = {"rank": np.arange(3), **dict.fromkeys(("data", "forward", "backward", "optimizer", "gaps"), np.ones(3))}
     (line,) = straggler.ranking(work).layout.shapes
     assert (line.showlegend, line.name) == (True, "median of all ranks")
@@ -118,7 +118,7 @@ def test_lines_of_what_values_are_compared_with_have_a_name() -> None:
     assert [note.text for note in by_step.layout.annotations] == ["equal stages"]
 
 
-def test_bars_of_a_part_say_of_how_many() -> None:
+def test_bars_of_a_subset_state_the_total() -> None:
     num = collectives.MAX_BARS + 2
     calls = {"op": ["all_reduce"] * num, "process_group": [f"tp:{i}" for i in range(num)], "wait_s": np.ones(num)}
     assert collectives.waits(calls).layout.xaxis.title.text == "seconds waited, all ranks<br>the 14 longest of 16"

@@ -50,7 +50,7 @@ def test_nothing_is_recorded_and_shown_nowhere() -> None:
     assert _not_shown() == []
 
 
-def test_exceptions_are_columns_that_there_are_and_that_nothing_shows() -> None:
+def test_each_exception_is_an_existing_column_that_nothing_shows() -> None:
     for table, columns in _BY_SQL.items():
         assert columns.keys() <= {column.name for column in store_columns(TABLES[table])}
         assert not [name for name in columns if shown(table, name)], table
@@ -63,7 +63,7 @@ def test_evaluations_are_shown_where_a_reader_looks() -> None:
     assert shown("collective_totals", "calls") == ["pages"]  # its SQL is in dashboard/data
 
 
-def test_names_that_are_put_together_count_where_their_parts_stand() -> None:
+def test_composed_names_count_where_their_parts_stand() -> None:
     code = 'f"SELECT {phase}_wait_ns FROM steps"\nnames = ("sync", "backward")'
     module = where_shown._module(ast.parse(code), "x")
     assert module.names("sync_wait_ns")

@@ -38,7 +38,7 @@ class Counted:
         return found
 
 
-def test_a_short_question_is_asked_once(tmp_path: Path) -> None:
+def test_a_short_query_is_executed_once(tmp_path: Path) -> None:
     with Store.open(make_run(tmp_path, ranks=2, steps=1001)) as store:
         counted = Counted(store)
         asked = CachedSource(counted)
@@ -55,7 +55,7 @@ def test_a_short_question_is_asked_once(tmp_path: Path) -> None:
         assert sorted(counted.asked.values()) == [1, 1, 2, 2]
 
 
-def test_a_diagnosis_asks_nothing_twice_and_says_the_same(tmp_path: Path) -> None:
+def test_a_diagnosis_repeats_no_query_and_gives_the_same_findings(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=40, slow={2: 1.6}, nan={1: 20}, gradients_every=1)
     with Store.open(run) as store:
         counted = Counted(store)
@@ -64,7 +64,7 @@ def test_a_diagnosis_asks_nothing_twice_and_says_the_same(tmp_path: Path) -> Non
         assert [question for question, times in counted.asked.items() if times > 1] == []
 
 
-def test_short_columns_are_asked_once_and_are_the_callers_own(tmp_path: Path) -> None:
+def test_short_columns_are_read_once_and_copied_for_each_caller(tmp_path: Path) -> None:
     with Store.open(make_run(tmp_path, ranks=2, steps=20)) as store:
         counted = Counted(store)
         asked = CachedSource(counted)
@@ -77,7 +77,7 @@ def test_short_columns_are_asked_once_and_are_the_callers_own(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("num_steps", [20, 1200])
-def test_a_table_is_asked_once_which_of_its_columns_have_values(tmp_path: Path, num_steps: int) -> None:
+def test_a_table_is_asked_once_for_its_nonnull_columns(tmp_path: Path, num_steps: int) -> None:
     """In a long table a column that begins with NULLs is asked for by itself."""
     needed = ["step", "duration_ns", "nonfinite_count", "loss", "compression_error"]
     with Store.open(make_run(tmp_path, ranks=1, steps=num_steps)) as store:

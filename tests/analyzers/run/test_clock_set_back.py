@@ -46,5 +46,5 @@ def test_events_after_a_reboot_keep_their_own_time() -> None:
     assert finding.evidence["silent_s"] == pytest.approx(20, abs=0.5)
 
 
-def test_clocks_of_several_nodes_are_no_order() -> None:
+def test_clocks_of_several_nodes_give_no_order() -> None:
     assert judged_hangs(hung(3600.0, nodes=2).store, StallPolicy()) == []

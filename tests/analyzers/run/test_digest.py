@@ -1,4 +1,4 @@
-"""Digests carry what the analyzers need over to the leader, and nothing that comes in one can hurt it."""
+"""Digests carry what the analyzers need to the leader, and a malformed one cannot harm it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_hang_on_another_node_is_named_from_its_digest() -> None:
     assert hang_of(world, [], {}) is None, "alone the leader knows half of the ranks, which is no proof"
 
 
-def test_what_is_sent_is_what_comes() -> None:
+def test_a_digest_survives_sending_unchanged() -> None:
     world = hung()
     world.event("silent_work", 4.0, ranks=[3], idle_ranks=[], cores=1.0)
     digest = sent(world)
@@ -143,7 +143,7 @@ PLAIN = json.loads(zlib.decompress(encode(sent(hung()))))
 
 
 @given(st.sampled_from(sorted(PLAIN)), JSON)
-def test_nothing_that_comes_raises_anything_else(key: str, value: object) -> None:
+def test_a_malformed_digest_raises_no_other_error(key: str, value: object) -> None:
     data = zlib.compress(json.dumps(PLAIN | {key: value}).encode())
     try:
         digest = decode(data)
@@ -153,6 +153,6 @@ def test_nothing_that_comes_raises_anything_else(key: str, value: object) -> Non
 
 
 @given(st.binary(max_size=200))
-def test_bytes_of_anybody_are_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(DigestError):
         decode(data)

@@ -49,7 +49,7 @@ def test_a_hang_names_no_rank_of_another_nodes_disk() -> None:
     assert "the folders of all nodes together" in next_step(finding)
 
 
-def test_one_that_records_here_and_does_not_come_is_named() -> None:
+def test_a_rank_that_records_here_and_does_not_enter_is_named() -> None:
     world = one_node()
     world.enter(0)
     world.event("stacks", 6.0, path="stacks", ranks=[0, 1])
@@ -78,7 +78,9 @@ def test_the_launcher_of_one_node_is_not_that_of_the_run() -> None:
     [(2, 0, 0, {2, 3}), (2, 1, 2, {0, 1}), (4, 0, 0, set()), (None, 0, 0, set()), (None, 1, 2, {0, 1}), (3, 0, 0, {3})],
     ids=["first-node", "second-node", "one-node", "unknown", "unknown-second", "a-rank-never-started"],
 )
-def test_what_a_launcher_starts_is_not_elsewhere(nproc: int | None, node: int, first: int, unseen: set[int]) -> None:
+def test_ranks_that_a_recorded_launcher_starts_are_not_elsewhere(
+    nproc: int | None, node: int, first: int, unseen: set[int]
+) -> None:
     assert elsewhere(one_node(nproc=nproc, node=node, first=first)) == unseen
 
 

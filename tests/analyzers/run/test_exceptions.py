@@ -18,7 +18,7 @@ def described(raising: object) -> str:
     raise AssertionError
 
 
-def test_what_python_writes_is_read() -> None:
+def test_tracebacks_written_by_python_are_parsed() -> None:
     (link,) = read_traceback(described(lambda: fail(2)))
     assert (link.error_type, link.message) == ("KeyError", "'tokens'")
     frame = own_frame(link)
@@ -27,7 +27,7 @@ def test_what_python_writes_is_read() -> None:
     assert frame_texts(link)[0] == frame.text
 
 
-def test_chains_are_told_apart() -> None:
+def test_chained_exceptions_are_separated() -> None:
     def caused() -> None:
         try:
             fail(0)
@@ -45,7 +45,7 @@ def test_chains_are_told_apart() -> None:
         assert (first.error_type, last.error_type, last.is_caused) == ("KeyError", "ValueError", is_caused)
 
 
-def test_the_frame_in_a_loaders_worker_is_the_users() -> None:
+def test_the_user_frame_in_a_loader_worker_is_named() -> None:
     inner = described(lambda: fail(0))
     text = (
         "Traceback (most recent call last):\n"
@@ -60,7 +60,7 @@ def test_the_frame_in_a_loaders_worker_is_the_users() -> None:
     assert frame.function == "fail"
 
 
-def test_what_is_no_traceback_gives_nothing_and_lengths_are_bounded() -> None:
+def test_other_text_has_no_traceback_and_lengths_are_bounded() -> None:
     assert read_traceback("") == []
     assert read_traceback("\x1b[31mFile <b>\n" * 9) == []
     wide = 'Traceback (most recent call last):\n  File "' + "a" * 400 + '", line 3, in ' + "f" * 199 + "\nKeyError: 1\n"
@@ -70,7 +70,7 @@ def test_what_is_no_traceback_gives_nothing_and_lengths_are_bounded() -> None:
     assert all(len(frame) < 650 for frame in frame_texts(link))
 
 
-def test_without_own_code_the_innermost_frame_is_told() -> None:
+def test_a_traceback_without_user_code_names_the_innermost_frame() -> None:
     text = 'Traceback (most recent call last):\n  File "/usr/lib/python3.11/runpy.py", line 9, in run\nKeyError: 1\n'
     (link,) = read_traceback(text)
     frame = own_frame(link)

@@ -37,7 +37,7 @@ def test_a_silent_start_is_a_hang_after_its_limit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["silent_work", "startup_work"])
-def test_a_start_at_work_is_none_while_it_works(kind: str) -> None:
+def test_a_start_is_not_a_hang_while_its_processes_work(kind: str) -> None:
     world = starting(at_work=(1,), until_s=300, in_call=(0,), kind=kind)
     assert not hangs(world, 310)
     assert not hangs(world, 470)
@@ -48,7 +48,7 @@ def test_work_in_a_collective_may_be_waiting() -> None:
     assert hangs(starting(at_work=(0,), until_s=300, in_call=(0,)), 310)
 
 
-def test_no_start_takes_for_ever() -> None:
+def test_a_start_at_work_has_an_upper_limit() -> None:
     world = starting(at_work=(1,), until_s=1830, in_call=(0,))
     assert not hangs(world, 1790)
     assert hangs(world, 1810)
@@ -71,7 +71,7 @@ def test_work_that_a_rank_waits_for_in_a_call_extends_nothing() -> None:
     assert hangs(world, 6)
 
 
-def test_ranks_that_all_work_are_no_hang() -> None:
+def test_ranks_that_all_work_are_not_a_hang() -> None:
     world = working(0, 1, until_s=60)
     assert not hangs(world, 70)
     assert not hangs(world, 170), "`watch` has seen none of them idle"
@@ -90,7 +90,7 @@ def test_a_silence_after_work_is_a_hang() -> None:
     assert not hangs(world, 90)
 
 
-def test_no_work_takes_for_ever() -> None:
+def test_silent_work_has_an_upper_limit() -> None:
     world = working(0, 1, until_s=300)
     assert not hangs(world, 170)
     assert hangs(world, 190), "an endless loop computes, too"
@@ -103,7 +103,7 @@ def test_a_host_that_may_be_waiting_for_its_device_does_not_work(phase: str, *, 
     assert bool(hangs(world, 6)) == may_wait
 
 
-def test_work_in_an_earlier_silence_says_nothing_of_this_one() -> None:
+def test_work_in_an_earlier_silence_does_not_excuse_a_later_one() -> None:
     world = World(ranks=2, steps=5)
     world.event("silent_work", -1.0, ranks=[0, 1], idle_ranks=[], cores=1.0)
     assert hangs(world, 6)

@@ -8,7 +8,7 @@ from analyzers.run.records.not_recorded import missing, not_recorded
 from probes.tape.format import schema
 
 
-def test_a_reader_is_told_what_to_switch_on() -> None:
+def test_a_missing_input_names_the_setting_that_records_it() -> None:
     assert not_recorded(["steps.forward_ns"]) == "forward times were not recorded (to record them: `recorder.phase`)"
     assert (
         not_recorded(["health"])
@@ -19,7 +19,7 @@ def test_a_reader_is_told_what_to_switch_on() -> None:
     assert missing(["steps.loss"]) == {"missing_records": ["steps.loss"]}
 
 
-def test_no_name_of_a_table_or_column_is_in_the_words() -> None:
+def test_no_summary_contains_the_name_of_a_table_or_column() -> None:
     for table, columns in ((table.name, [column.name for column in table.columns]) for table in schema.TABLES.values()):
         for absent in [table, *(f"{table}.{column}" for column in columns)]:
             words = not_recorded([absent])

@@ -52,7 +52,7 @@ LIVE = re.compile(
         ("The loss climbed from 2.1 to 3.4 at step 30.", "The loss climbed from 2.1 to 3.4 at step 30."),
     ],
 )  # fmt: skip
-def test_a_sentence(now: str, then: str) -> None:
+def test_a_sentence_is_put_in_the_past_tense(now: str, then: str) -> None:
     assert in_past(now, "to 149") == then
     assert in_past(then, "to 170") == then, "it is not changed twice"
     assert not LIVE.search(then)
@@ -63,14 +63,14 @@ def finding(summary: str, kind: str = "straggler", **more: object) -> Finding:
     return Finding(analyzer="a", kind=kind, severity="warning", status="fired", summary=summary, **more)  # type: ignore[arg-type]
 
 
-def test_how_far_it_lasted_is_only_said_where_that_is_known() -> None:
+def test_the_last_step_is_named_only_if_it_is_known() -> None:
     slow = finding("Rank 3 has been slow since step 60: +15 ms.", ranks=(3,), first_step=60, last_step=70)
     assert over(slow, 118).summary == "Rank 3 was slow from step 60 to 118: +15 ms."
     assert over(slow).summary == "Rank 3 was slow from step 60 on: +15 ms."
     assert at_run_end(slow).summary == "Rank 3 was slow from step 60 to the end: +15 ms."
 
 
-def test_a_verdict_of_what_is_over_begins_so() -> None:
+def test_the_verdict_on_a_past_finding_begins_with_already_over() -> None:
     slow = finding("Rank 3 has been slow since step 60: +15 ms.", ranks=(3,), first_step=60, last_step=118, attempt=0)
     fast = finding("Rank 1 has been slow since step 70: +15 ms.", ranks=(1,), first_step=70, last_step=149, attempt=0)
     closed = {slow.id: "over"}
@@ -91,7 +91,7 @@ def slow_until(steps: Sequence[int]) -> MemoryStore:
     return store
 
 
-def test_the_report_that_it_is_over_names_its_last_step() -> None:
+def test_the_event_that_a_finding_is_over_names_its_last_step() -> None:
     state = LiveState(policy=LivePolicy(periodic_ticks=1, window_steps=90))
     (fired,) = record_findings(slow_until(range(100, 201)), state, BEGIN_NS + 27 * S)
     assert fired.summary.startswith("All ranks have waited for data ")
@@ -100,7 +100,7 @@ def test_the_report_that_it_is_over_names_its_last_step() -> None:
     assert re.match(r"Over: All ranks waited for data \d+ % of the time from step \d+ to 200: ", ended.summary)
 
 
-def test_of_a_run_that_lives_it_is_told_as_it_is() -> None:
+def test_a_live_run_is_reported_in_the_present_perfect() -> None:
     store = slow_until(range(100, 201))
     live, ended = (
         next(one for one in diagnose(store, {}, now_ns=now_ns).fired if one.kind == "data_bound")

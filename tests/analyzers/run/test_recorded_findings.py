@@ -31,7 +31,7 @@ def plateau(**more: Any) -> Finding:
     return of_plugin(Finding(analyzer="p", kind="loss_plateau", **{**values, **more}), "plateau")
 
 
-def test_it_is_shown_as_recorded() -> None:
+def test_a_recorded_plug_in_finding_is_shown() -> None:
     with recorded(plateau()) as store:
         diagnosis = diagnose(store, {})
     (found,) = diagnosis.fired
@@ -42,7 +42,7 @@ def test_it_is_shown_as_recorded() -> None:
     assert next_step(found) == "Install plug-in plateau here to see what it advises."
 
 
-def test_one_that_was_over_is_over() -> None:
+def test_a_recorded_finding_that_was_over_stays_over() -> None:
     with recorded(plateau(), plateau(status="ok", severity="info", summary="Over: The loss is flat.")) as store:
         diagnosis = diagnose(store, {})
     (found,) = diagnosis.fired
@@ -63,7 +63,7 @@ def test_a_finding_of_a_known_kind_is_judged_anew() -> None:
         assert diagnose(store, {}).fired == ()
 
 
-def test_many_of_one_kind_have_three_cards_and_one_line_of_the_verdict() -> None:
+def test_many_findings_of_one_kind_have_three_cards_and_one_verdict_line() -> None:
     many = [plateau(first_step=step, summary=f"Flat at {step}. Go on.") for step in range(20)]
     with recorded(*many) as store:
         diagnosis = diagnose(store, {})
@@ -99,7 +99,7 @@ def test_plug_ins_never_fill_a_short_list() -> None:
     assert first_of(theirs, 4) == theirs[:4]
 
 
-def test_its_id_may_be_made_of_what_is_not_known_here() -> None:
+def test_findings_with_an_undeclared_identity_are_merged_by_their_id() -> None:
     """A kind with an identity that the plug-in declares; and a run whose findings do not name the plug-in yet."""
     told = {"id": "loss_plateau", "analyzer": "loss_plateau"}
     events = [_event_columns(plateau(first_step=step)) | told | {"summary": text} for step, text in

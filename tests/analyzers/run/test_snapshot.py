@@ -60,7 +60,7 @@ def test_the_newest_minutes_say_the_same(entered: tuple[int, ...], monkeypatch: 
     assert looks == 0
 
 
-def test_a_rank_that_is_not_in_them_makes_us_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_newest_records_needs_the_whole_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(clock_offset_ns={2: -600 * SECOND})
     whole, recent, looks = both(world, monkeypatch)
     assert recent == whole

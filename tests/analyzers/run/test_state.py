@@ -10,7 +10,7 @@ from tests.analyzers.standstill import World
 
 
 @pytest.mark.parametrize("is_copy", [False, True])
-def test_a_run_that_nothing_updates_says_where_its_records_are_from(is_copy: bool) -> None:
+def test_a_run_that_no_watch_updates_states_the_source_of_its_records(is_copy: bool) -> None:
     world = World()
     state = run_state(world.store, StallPolicy(), now_ns=world.after(1), is_watched=False, is_copy=is_copy)
     reason = (

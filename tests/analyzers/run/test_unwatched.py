@@ -36,7 +36,7 @@ def test_the_end_of_a_watch_is_named() -> None:
     assert "from step 100 to 399" in finding.summary
 
 
-def test_no_gap_no_finding() -> None:
+def test_readings_without_a_gap_give_no_finding() -> None:
     assert found(range(400)) == []
     assert found([*range(100), *range(150, 400)]) == [], "shorter than the limit"
 
@@ -46,7 +46,7 @@ def test_a_pause_of_the_ranks_is_no_gap() -> None:
     assert found(times, trained_s=times) == []
 
 
-def test_nothing_is_known_of_another_host_or_of_rare_readings() -> None:
+def test_another_host_and_sparse_readings_give_no_finding() -> None:
     assert found(range(100), host="b") == []
     assert found(range(0, 400, 100)) == []
     assert found([]) == []

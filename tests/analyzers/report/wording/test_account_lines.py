@@ -28,7 +28,7 @@ def slow(cause: str, kind: str = "straggler", **evidence: object) -> Finding:
     )
 
 
-def test_shares_are_those_of_the_gain_and_never_above_all_of_it() -> None:
+def test_shares_are_of_the_gain_and_never_exceed_it() -> None:
     """Rank 3 removes 54 % of the whole slowdown, 10.26 ms, and balanced ranks would gain 10.35 ms for sure."""
     line = what_if_line(WHAT)
     assert "mean step 258.7 ms instead of 269 ms, steps 6 to 40, error 1.0 %" in line
@@ -37,7 +37,7 @@ def test_shares_are_those_of_the_gain_and_never_above_all_of_it() -> None:
     assert "gives 100 % of this gain. Balancing the last stage alone gives 100 %." in whole
 
 
-def test_the_gain_of_a_finding_is_not_told_a_second_time() -> None:
+def test_the_gain_of_a_finding_is_not_repeated() -> None:
     line = what_if_line(WHAT, [slow("compute", speedup_without_it_ratio=1.06)])
     assert line.startswith("Spreading the extra work over all ranks, instead of removing it as in the finding,")
     assert "steps 6 to 40, error 1.0 %" in line
@@ -61,7 +61,7 @@ def test_the_gain_of_a_finding_is_not_told_a_second_time() -> None:
         replace(WHAT, error_ratio=0.3),
     ],
 )
-def test_no_gain_beneath_a_finding_does_not_contradict_it(what: WhatIf, finding: Finding, scope: str) -> None:
+def test_a_finding_limits_the_scope_of_a_claim_of_no_gain(what: WhatIf, finding: Finding, scope: str) -> None:
     line = what_if_line(what, [finding])
     assert scope in line
     assert "No rank" not in line

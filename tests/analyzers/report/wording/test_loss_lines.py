@@ -27,7 +27,7 @@ def run(losses: list[float]) -> MemoryStore:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_to_the_end_is_told_with_its_first_step(bad: float) -> None:
+def test_a_loss_that_stays_nonfinite_is_reported_with_its_first_step(bad: float) -> None:
     losses = [3.0 - step / 50 for step in range(30)]
     facts = run_facts(run([*losses, *[bad] * 10]), {})
     assert facts["last_loss"] == pytest.approx(2.42)
@@ -59,7 +59,7 @@ def test_the_loss_of_a_policy_has_no_direction() -> None:
     assert loss_line(run_facts(store, {})) == "20.0000 at the start, 25.9000 at the end"
 
 
-def test_one_loss_is_given_once() -> None:
+def test_a_single_loss_is_printed_once() -> None:
     assert loss_line({"first_loss": 4.1, "last_loss": 4.1}) == "4.1000 at the start and at the end"
 
 
@@ -72,6 +72,6 @@ def test_one_printed_loss_is_neither_a_start_nor_an_end() -> None:
     (1e-3, "0.0060 at the start, 0.0012 at the end. Between the first and the last tenth it fell by 0.0044, "),
     (1e-5, "6e-05 at the start, 1e-05 at the end. Between the first and the last tenth it fell by 4e-05, "),
 ])  # fmt: skip
-def test_a_small_loss_and_its_change_are_not_told_as_zero(scale: float, told: str) -> None:
+def test_a_small_loss_and_its_change_are_not_rounded_to_zero(scale: float, told: str) -> None:
     losses = [scale * (6.0 - step * 4.8 / 99) for step in range(100)]
     assert loss_line(run_facts(run(losses), {})).startswith(told)
