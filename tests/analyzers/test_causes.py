@@ -69,13 +69,13 @@ def test_a_rule_of_a_log_names_causes_that_a_line_can_show() -> None:
     assert without_text <= {"not_entered"}  # its ranks are named by the line itself
 
 
-def test_what_records_show_has_a_sentence() -> None:
+def test_causes_found_in_records_have_a_sentence() -> None:
     deaths = {*get_args(DeathCause)}
     assert {name for name in deaths if not CAUSES[name].record_text} == set()
     assert {row.record_text for row in SIGNALS.values()} == {CAUSES["signal"].record_text}
 
 
-def test_what_lies_with_the_user_is_derived_from_the_table() -> None:
+def test_causes_in_user_code_are_derived_from_the_table() -> None:
     for kind in ("rank_lost", "hang"):
         assert KINDS[kind].user_causes == {row.name for row in CAUSES.values() if row.kind == kind and row.by_user}
         assert KINDS[kind].user_causes < cause_names(kind)

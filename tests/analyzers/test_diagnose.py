@@ -110,7 +110,7 @@ def test_the_worst_comes_first_and_is_the_verdict() -> None:
     assert diagnosis.fired[1].summary.startswith(second), "each further finding has a line"
 
 
-def test_json_is_what_the_issue_prescribes() -> None:
+def test_json_has_the_documented_fields() -> None:
     store = stored(simulate(2, steps=120, faults=[Slow(rank=3, step=60, factor=1.5)]))
     report = json.loads(json.dumps(to_json(diagnose(store, MANIFEST)), allow_nan=False))
     assert list(report) == ["schema_version", "run", "verdict", "findings", "goodput", "what_if"]
@@ -143,9 +143,9 @@ def without(*tables: str) -> tuple[MemoryStore, Diagnosis]:
     return store, diagnose(store, MANIFEST)
 
 
-@later("test_missing_inputs.py::test_every_table_in_turn, with all that is not judged then")
+@later("test_missing_inputs.py::test_a_missing_table_is_reported, with all that is not judged then")
 @pytest.mark.parametrize("table", sorted(TABLES))
-def test_a_missing_table_is_said_and_breaks_nothing(table: str) -> None:
+def test_a_missing_table_is_reported_and_breaks_nothing(table: str) -> None:
     _, diagnosis = without(table)
     if table in ("steps", "ranks", "events", "collectives", "fingerprints", "spans"):
         assert diagnosis.not_judged

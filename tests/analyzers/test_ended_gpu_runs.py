@@ -1,4 +1,4 @@
-"""Runs recorded on an H200, played again with a rank that stops (tests/support/ended_gpu.py): the verdict on each.
+"""Runs recorded on an H200, replayed with a rank that stops (tests/support/ended_gpu.py): the verdict on each.
 
 A host runs two steps ahead of its device, so what a host does last says nothing of where its device stands.
 """
@@ -42,7 +42,7 @@ def test_a_device_that_stops(
     assert found.evidence["seq"] == seq
 
 
-def test_a_device_that_stops_and_the_host_of_its_peer(tmp_path: Path) -> None:
+def test_a_stuck_device_and_the_stuck_host_of_its_peer_are_both_named(tmp_path: Path) -> None:
     stops = Stop(rank=1, step=31), Stop(rank=0, step=31, on="host", where="forward")
     (found,) = fired(ended_run(FSDP2, tmp_path, *stops))
     assert (found.kind, found.cause, found.ranks, found.first_step) == ("hang", "device_stuck", (0, 1), 31)
@@ -50,7 +50,7 @@ def test_a_device_that_stops_and_the_host_of_its_peer(tmp_path: Path) -> None:
     assert "Rank 0 did not reach it either: stuck in forward." in found.summary
 
 
-def test_a_call_that_all_devices_are_in_is_no_device_that_stops(tmp_path: Path) -> None:
+def test_a_call_that_all_devices_are_in_accuses_no_single_device(tmp_path: Path) -> None:
     (found,) = fired(ended_run(FSDP2, tmp_path, Stop(step=31, call=2, on="call")))
     assert (found.kind, found.cause, found.first_step, found.evidence["seq"]) == ("hang", "all_entered", 31, 632)
 
@@ -105,7 +105,7 @@ def test_a_call_too_few_or_too_many_accuses_the_rank_that_was_out_of_sync(
         (FSDP2, Ended(rank=0, error="ValueError"), "optimizer", "exception"),
     ],
 )
-def test_a_rank_that_ends(name: str, end: Ended, where: str, cause: str, tmp_path: Path) -> None:
+def test_a_rank_that_ends_is_named(name: str, end: Ended, where: str, cause: str, tmp_path: Path) -> None:
     run = ended_run(name, tmp_path, Stop(rank=end.rank, step=31, on="host", where=where), end=end)
     (found,) = fired(run)
     assert (found.kind, found.cause, found.ranks, found.first_step) == ("rank_lost", cause, (end.rank,), 31)

@@ -45,7 +45,7 @@ def waiting_world() -> World:
     return world
 
 
-def test_a_hang_is_told_once() -> None:
+def test_a_hang_is_reported_once() -> None:
     world, state = waiting_world(), LiveState(stall=StallPolicy(floor_s=3.0))
     assert told(world.store, state, world.after(2.5)) == []
     assert told(world.store, state, world.after(3.5)) == [("hang", "fired", (1,))]
@@ -155,21 +155,21 @@ def as_event(finding: Finding) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("attempt", [0, None])
-def test_what_an_event_tells_is_the_finding(attempt: int | None) -> None:
+def test_a_finding_survives_its_event_unchanged(attempt: int | None) -> None:
     (said,) = live_findings(run_with_nan(), LiveState(), 10**12)
     said = replace(said, attempt=attempt)
     assert Finding.of_event(as_event(said)) == said
 
 
 @pytest.mark.parametrize("damage", [{"id": "another"}, {"finding_ranks": "x"}, {"evidence": 3}, {"first_step": "x"}])
-def test_an_event_that_tells_of_none_is_left_out(damage: dict[str, Any]) -> None:
+def test_an_event_without_a_valid_finding_is_ignored(damage: dict[str, Any]) -> None:
     (said,) = live_findings(run_with_nan(), LiveState(), 10**12)
     event = as_event(said)
     assert remembered([event]) != {}
     assert remembered([event | damage, {"kind": "rank_state"}, {"kind": "finding"}, {}]) == {}
 
 
-def test_a_watch_in_the_place_of_another_says_nothing_twice_and_still_acts_on_a_hang() -> None:
+def test_a_replacement_watch_repeats_no_report_and_still_acts_on_a_hang() -> None:
     store, state = run_with_nan(), LiveState()
     said = live_findings(store, state, 10**12)
     assert said
@@ -181,7 +181,7 @@ def test_a_watch_in_the_place_of_another_says_nothing_twice_and_still_acts_on_a_
     assert told(world.store, again, world.after(7)) == [("hang", "fired", (1,))]
 
 
-def test_a_hang_that_watch_ended_is_not_told_as_a_death() -> None:
+def test_a_hang_that_watch_ended_is_not_reported_as_a_death() -> None:
     world, state = waiting_world(), LiveState()
     assert told(world.store, state, world.after(6)) == [("hang", "fired", (1,))]
     world.event("culprit_killed", 6.2, killed_rank=1, pid=3, reason="...")
@@ -213,7 +213,7 @@ def test_a_death_that_was_told_is_not_told_again_after_the_restart() -> None:
     assert told(world.store, state, world.after(9) + 16 * STEP_NS) == []
 
 
-def test_nothing_is_told_of_a_clean_end() -> None:
+def test_a_clean_end_gives_no_finding() -> None:
     world, state = World(), LiveState()
     for rank in range(4):
         world.event("rank_closed", 0.1, rank=rank)
@@ -252,7 +252,7 @@ def all_batches_fail() -> MemoryStore:
 
 
 @pytest.mark.parametrize("missing", ["its end", "its row", "all of it"])
-def test_a_loss_that_is_bad_everywhere_is_not_told_while_one_rank_is_still_to_be_read(missing: str) -> None:
+def test_a_nonfinite_loss_is_not_reported_before_all_ranks_are_read(missing: str) -> None:
     """Rank 0's records are read first, so those of the others may have what its own have not."""
     store, whole, state = all_batches_fail(), all_batches_fail(), LiveState()
     if missing == "its end":  # an open step has no loss yet
@@ -299,7 +299,7 @@ def test_an_empty_store_is_no_error() -> None:
     assert told(MemoryStore(), LiveState(), 0) == []
 
 
-def test_a_look_that_fails_is_counted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_analyzer_is_counted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     world, state = waiting_world(), LiveState()
     monkeypatch.setattr("analyzers.numerics.nonfinite._episodes", lambda *_: 1 / 0)
     assert [finding.kind for finding in live_findings(world.store, state, world.after(6))] == ["hang"]
@@ -372,7 +372,7 @@ def test_a_spike_that_fell_back_is_over() -> None:
 
 
 @pytest.mark.parametrize("num_before", [260, 600])
-def test_what_happened_while_no_watch_ran_is_told_once_by_the_next(num_before: int) -> None:
+def test_the_next_watch_reports_once_what_happened_without_one(num_before: int) -> None:
     """In an attempt that has ended meanwhile, and before the newest steps of the one that runs."""
     losses = [one.loss for one in spike_observations(num_steps=600)]
     spiked = [loss * (2 if step == 150 else 1) for step, loss in enumerate(losses, 1)]

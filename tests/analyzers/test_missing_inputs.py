@@ -42,7 +42,7 @@ NOT_NEEDED = {
         "only where the NCCL plugin records; its complete calls are rows of collectives",
     ),
 }
-ALL_AT_ONCE = later("all that are not needed at once: test_all_tables_that_are_not_needed")
+ALL_AT_ONCE = later("all that are not needed at once: test_each_table_that_an_analyzer_does_not_need_may_be_missing")
 COLUMNS = {
     "steps": {
         "step": "goodput", "start_ns": "slow_startup", "duration_ns": "straggler", "data_ns": "data_bound",
@@ -86,7 +86,7 @@ def test_where_nothing_is_missing_everything_is_judged() -> None:
     assert unjudged(judged(clean_run())) == set()
 
 
-def test_all_tables_that_are_not_needed(clean: MemoryStore) -> None:
+def test_each_table_that_an_analyzer_does_not_need_may_be_missing(clean: MemoryStore) -> None:
     store = clean.copy()
     for table in NOT_NEEDED:
         store.drop(table)
@@ -97,7 +97,7 @@ def test_all_tables_that_are_not_needed(clean: MemoryStore) -> None:
     "table", [pytest.param(name, marks=ALL_AT_ONCE) if name in NOT_NEEDED else name for name in sorted(TABLES)]
 )
 @pytest.mark.parametrize("how", ["removed", "empty"])
-def test_every_table_in_turn(table: str, how: str, clean: MemoryStore) -> None:
+def test_a_missing_table_is_reported(table: str, how: str, clean: MemoryStore) -> None:
     store = clean.copy()
     if how == "removed":
         store.drop(table)
@@ -125,7 +125,7 @@ ALL = [(table, column) for table, of in COLUMNS.items() for column in of]
 
 
 @pytest.mark.parametrize(("table", "column"), ALL[:: tried(3, nightly=1)])
-def test_every_column_of_nulls(table: str, column: str, clean: MemoryStore) -> None:
+def test_a_column_of_nulls_is_reported(table: str, column: str, clean: MemoryStore) -> None:
     store = clean.copy()
     ((there,),) = store.rows(f"SELECT count({column}) FROM {table}")
     assert there, "the clean run has it, so that taking it away is a change"

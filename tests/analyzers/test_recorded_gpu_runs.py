@@ -84,7 +84,7 @@ def test_dumps_of_a_hang_that_the_run_recorded_are_evidence_of_it(tmp_path: Path
     assert finding.evidence["dumps"] == of_dumps.fired[0].summary
 
 
-def test_memory_that_ran_out_is_told_as_the_allocator_counted_it(tmp_path: Path) -> None:
+def test_memory_that_ran_out_is_reported_as_the_allocator_counted_it(tmp_path: Path) -> None:
     diagnosis = diagnosis_of("oom", tmp_path)
     (finding,) = diagnosis.fired
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("rank_lost", "out_of_memory", (1,), 25)
@@ -97,13 +97,13 @@ def test_memory_that_ran_out_is_told_as_the_allocator_counted_it(tmp_path: Path)
     assert (xid.status, xid.ranks) == ("advice", ()), "another job's assertion on the same device"
 
 
-def test_a_kill_is_the_rank_that_was_killed(tmp_path: Path) -> None:
+def test_a_kill_names_the_killed_rank(tmp_path: Path) -> None:
     finding = only("kill", tmp_path)
     assert (finding.kind, finding.cause, finding.ranks) == ("rank_lost", "signal", (1,))
     assert finding.evidence["signal"] == "SIGKILL"
 
 
-def test_a_loss_that_is_nan_is_the_rank_whose_it_is(tmp_path: Path) -> None:
+def test_a_nan_loss_names_its_rank(tmp_path: Path) -> None:
     finding = only("nan", tmp_path)
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("non_finite", "forward", (1,), 26)
 
@@ -115,7 +115,7 @@ def test_a_healthy_run_has_no_finding(name: str, tmp_path: Path) -> None:
     assert [found.kind for found in diagnosis.findings if found.status == "suspect"] == []
 
 
-def test_a_plan_is_not_held_against_what_it_does_not_speak_of(tmp_path: Path) -> None:
+def test_a_plan_is_not_compared_with_what_it_does_not_model(tmp_path: Path) -> None:
     """A model of 0.8 M parameters: its step is bound by launches, and its memory is that of libraries."""
     diagnosis = diagnosis_of("train", tmp_path)
     assert [found for found in diagnosis.findings if found.cause == "plan"] == []

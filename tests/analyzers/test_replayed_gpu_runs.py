@@ -1,4 +1,4 @@
-"""Runs recorded on an H200, played again with a delay in one rank (tests/support/replayed_gpu.py): the verdict on each.
+"""Runs recorded on an H200, replayed with a delay in one rank (tests/support/replayed_gpu.py): the verdict on each.
 
 Truth is the delay that was put in, and the same replay without it. `calls`: tapes without stamps of the compute stream,
 where calls alone show times of the device. The recording under FSDP2 has steps of 40 to 130 ms without any fault.
@@ -95,7 +95,7 @@ def test_calls_alone_show_a_slow_device_whose_peers_kernel_was_queued(
 
 
 @pytest.mark.parametrize("calls", [False, pytest.param(True, marks=OTHERWISE)])
-def test_a_device_that_is_slow_in_every_second_step(calls: bool, tmp_path: Path) -> None:
+def test_a_device_that_is_slow_in_every_second_step_is_named(calls: bool, tmp_path: Path) -> None:
     (slow,) = fired(DDP, tmp_path, Delay(every=2), calls=calls)
     assert (slow.kind, slow.ranks, slow.first_step) == ("straggler", (1,), 41)
     assert slow.evidence["excess_ms"] == pytest.approx(15, abs=2)
@@ -135,7 +135,7 @@ def test_calls_alone_show_a_late_host_though_the_network_hides_it_for_eleven_ste
     assert "before the forward pass, on its host" in slow.summary
 
 
-def test_a_host_that_is_late_in_every_second_step(tmp_path: Path) -> None:
+def test_a_host_that_is_late_in_every_second_step_is_named(tmp_path: Path) -> None:
     (slow,) = fired(DDP, tmp_path, Delay(ms=80, where="data", on="host", since=20, every=2))
     assert (slow.ranks, slow.evidence["late_side"], slow.evidence["pattern"]) == ((1,), "host", "pauses")
     assert slow.first_step == pytest.approx(20, abs=2)

@@ -90,7 +90,7 @@ def test_other_spans_do_not_count() -> None:
     assert measure_idle(columns([*spans, *others]), range(2)) == measure_idle(columns(spans), range(2))
 
 
-def test_the_loss_is_work_of_the_last_stage() -> None:
+def test_computing_the_loss_counts_as_work_of_the_last_stage() -> None:
     spans = gpipe(2, 4)
     end = max(span[6] for span in spans if span[0] == 1 and span[4] == "forward")
     with_loss = [*spans, (1, 1, 1, 3, "loss", end - MS // 2, end)]

@@ -29,7 +29,7 @@ def test_a_chain_has_an_order_whatever_the_numbers_of_its_ranks() -> None:
     assert load_places(store(chain), 0)[0] == {0: 1, 1: 2, 2: 0}
 
 
-def test_a_recorded_place_counts_more() -> None:
+def test_a_recorded_place_takes_precedence() -> None:
     assert load_places(store([(0, "send", 1), (1, "recv", 0)], pp=0), 0)[0] == {0: 0, 1: 0}
 
 
@@ -43,5 +43,5 @@ def test_a_recorded_place_counts_more() -> None:
         [(1, "recv", 0)],  # the sender is not recorded
     ],
 )
-def test_other_patterns_have_none(messages: list[tuple[int, str, int]]) -> None:
+def test_other_patterns_have_no_order(messages: list[tuple[int, str, int]]) -> None:
     assert stages_of_messages(store(messages), 0) == {}

@@ -60,24 +60,24 @@ def test_the_shortest_duration_is_the_transfer_and_more_is_waiting() -> None:
     assert waits(run_of([("dp:0-2", {0: (10, 45), 1: (20, 45), 2: (40, 45)})])) == {0: 30, 1: 20, 2: 0}
 
 
-def test_a_kernel_counts_that_was_queued_before_the_last_rank_came() -> None:
-    """It starts when the former call of its group ends, and spins."""
+def test_a_kernel_queued_before_the_last_rank_enters_counts_as_waiting() -> None:
+    """It starts when the previous call of its group ends, and spins."""
     calls = [("dp:0-1", {0: (10, 15), 1: (10, 15)}), ("dp:0-1", {0: (15, 90), 1: (85, 90)})]
     assert waits(run_of(calls)) == {0: 70, 1: 0}
 
 
-def test_kernels_that_all_ranks_queued_do_not_count() -> None:
+def test_kernels_queued_by_all_ranks_do_not_count_as_waiting() -> None:
     """They start together; their ends are seen at different times."""
     calls = [("dp:0-1", {0: (10, 45), 1: (40, 45)}), ("dp:0-1", {0: (45, 90), 1: (45, 50)})]
     assert waits(run_of(calls)) == {0: 30, 1: 0}
 
 
-def test_calls_that_are_awaited_at_once_cost_all_of_their_time() -> None:
+def test_calls_awaited_immediately_count_in_full_as_waiting() -> None:
     calls = [("tp:0-1", {0: (10, 25), 1: (20, 25)}), ("tp:0-1", {0: (40, 60), 1: (50, 60)})]
     assert waits(run_of(calls)) == {0: 35, 1: 15}
 
 
-def test_a_steps_first_gather_is_awaited() -> None:
+def test_the_first_gather_of_a_step_is_waited_for() -> None:
     """Nothing can be computed before it; what is gathered later is gathered while its rank computes."""
     calls = [
         ("dp_shard:0-1", {0: (10, 25), 1: (20, 25)}),
@@ -88,7 +88,7 @@ def test_a_steps_first_gather_is_awaited() -> None:
     assert waits(run_of(calls, op="all_reduce")) == {0: 20, 1: 0}
 
 
-def test_who_sends_waits_for_the_last_message_of_a_step() -> None:
+def test_a_sender_waits_for_the_last_message_of_a_step() -> None:
     """A pipeline waits for its sends when nothing is left to compute; a rank that waited so seemed to work."""
     store = run_of([("pp:0-1", {0: (10, 20)}), ("pp:0-1", {0: (50, 80)})], op="send")
     assert waits(store) == {0: 30}
@@ -115,13 +115,13 @@ def test_loading_that_costs_nothing_is_hidden() -> None:
     assert np.all(table["data"] == 0)
 
 
-def test_waits_that_a_host_measured_go_before() -> None:
+def test_waits_measured_on_the_host_take_precedence() -> None:
     assert has_device_calls(run_of([("dp:0-1", {0: (10, 45), 1: (40, 45)})]), 0)
     assert not has_device_calls(run_of([("dp:0-1", {0: (10, 45), 1: (40, 45)})], wait_ns=5), 0)
     assert not has_device_calls(MemoryStore(), 0)
 
 
-def test_timings_have_one_place_for_work_of_a_device() -> None:
+def test_all_compute_of_a_device_has_one_place() -> None:
     timings = load_timings(run_of([("dp:0-1", {0: (10, 45), 1: (40, 45)})]), 0)
     assert timings is not None
     assert timings.places("compute") == ("device",)

@@ -9,7 +9,7 @@ from tests.analyzers.memory_store import MemoryStore
 MS = 1_000_000
 
 
-def test_unmeasured_time_is_no_goodput() -> None:
+def test_unmeasured_time_is_not_goodput() -> None:
     """As work it was 86 % of the run; what is on the tape is the step, and its loading on the host."""
     store = MemoryStore()
     places = [{"wall_ns": 1, "attempt": 0, "rank": rank, "world_size": 2, "device": f"cuda:{rank}"} for rank in (0, 1)]

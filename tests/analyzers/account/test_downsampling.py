@@ -88,7 +88,7 @@ def test_samples_include_the_first_and_last_step_of_each_attempt(store: Store, s
         'SELECT count(*) FROM "steps"',
     ],
 )
-def test_a_view_holds_however_a_query_names_the_steps(store: Store, small: None, sql: str) -> None:
+def test_a_view_limits_a_query_however_it_names_the_steps(store: Store, small: None, sql: str) -> None:
     views = reduced_views(store, max_rows=1000)
     ((whole,),) = store.rows("SELECT count(*) FROM steps")
     counts = [view.rows(sql)[0][0] for view in (views.histories, views.compared, views.sampled)]

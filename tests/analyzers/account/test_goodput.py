@@ -150,7 +150,7 @@ def test_a_killed_run_that_restarts() -> None:
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_the_time_between_two_launches_is_nobodys(killed: bool) -> None:
+def test_the_time_between_two_launches_is_in_no_class(killed: bool) -> None:
     line = Timeline(ranks=2)
     line.event("run_started", 0, node_rank=0)
     line.event("run_started", 5, node_rank=1)
@@ -175,7 +175,7 @@ def test_the_time_between_two_launches_is_nobodys(killed: bool) -> None:
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-def test_a_hang_is_the_silence_until_somebody_ended_it(restarts: bool) -> None:
+def test_a_hang_lasts_from_the_last_record_until_its_culprit_is_killed(restarts: bool) -> None:
     line = Timeline(ranks=2)
     line.event("run_started", 0)
     line.identity(0)
@@ -194,7 +194,7 @@ def test_a_hang_is_the_silence_until_somebody_ended_it(restarts: bool) -> None:
 
 @pytest.mark.parametrize("leaves", ["step", "between", "killed"])
 @pytest.mark.parametrize("reason", ["interrupted", "failed", "given_up", ""])
-def test_a_reported_hang_has_its_time_however_the_run_is_stopped(leaves: str, reason: str) -> None:
+def test_a_reported_hang_keeps_its_time_however_the_run_is_stopped(leaves: str, reason: str) -> None:
     """A rank that is interrupted leaves its step, or stands between two: neither is training, nor the shutdown."""
     line = Timeline(ranks=2)
     line.event("run_started", 0)
@@ -216,7 +216,7 @@ def test_a_reported_hang_has_its_time_however_the_run_is_stopped(leaves: str, re
     assert (facts["steps"], facts["step_ms_median"]) == (1, 100)
 
 
-def test_a_live_run_and_one_that_hangs_at_this_moment() -> None:
+def test_silence_of_a_live_run_is_training_and_then_a_hang() -> None:
     line = Timeline(ranks=2)
     line.event("run_started", 0)
     line.identity(0)
@@ -308,7 +308,7 @@ def test_whatever_was_recorded_adds_up(seed: int) -> None:
     line.account()
 
 
-def test_of_a_very_long_run_every_kth_step_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_run_sums_every_kth_step(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Timeline(ranks=2)
     line.event("run_started", 0)
     sequence = [*range(1, 61), *range(51, 121)]  # 51 to 60 ran twice
@@ -323,7 +323,7 @@ def test_of_a_very_long_run_every_kth_step_is_summed(monkeypatch: pytest.MonkeyP
     assert thinned.num_kept == pytest.approx(whole.num_kept, abs=4)
 
 
-def test_sums_are_those_of_a_long_look_at_every_row(tmp_path: Path) -> None:
+def test_sums_equal_those_over_every_row(tmp_path: Path) -> None:
     """Steps that ran twice are found from one rank's sequence, and the same as by looking at all."""
     run = make_run(tmp_path, ranks=3, steps=40, nan={1: 12})
     make_run(tmp_path, ranks=3, steps=30, run=run, attempt=1, first_step=31)

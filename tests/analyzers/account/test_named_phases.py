@@ -44,7 +44,7 @@ def test_the_longest_comes_first_with_training_among_them() -> None:
     assert_plain(line)
 
 
-def test_without_a_name_of_the_loops_own_there_is_nothing_to_say() -> None:
+def test_nothing_is_reported_without_named_phases() -> None:
     store = plain_run(ranks=RANKS, steps=STEPS)
     spans(store, "forward", 50)
     assert named_phases(store) == []
@@ -52,7 +52,7 @@ def test_without_a_name_of_the_loops_own_there_is_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize("gone", ["steps", "spans"])
-def test_what_was_not_recorded_has_no_phases(gone: str) -> None:
+def test_missing_records_have_no_phases(gone: str) -> None:
     store = plain_run(ranks=RANKS, steps=STEPS)
     spans(store, "generation", 50)
     store.drop(gone)

@@ -47,7 +47,7 @@ def test_calls_divide_the_steps(store: Store) -> None:
     assert found.not_measured_ratio + found.not_compared_ratio < 0.01
 
 
-def test_time_of_unknown_phase_is_no_goodput(store: Store) -> None:
+def test_time_in_an_unknown_phase_is_not_goodput(store: Store) -> None:
     account = measure(store)
     assert account is not None
     assert account.goodput_ratio is None

@@ -30,7 +30,7 @@ def store(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store
         yield opened
 
 
-def test_exposed_communication_is_that_of_the_trace(store: Store, name: str) -> None:
+def test_exposed_communication_agrees_with_the_trace(store: Store, name: str) -> None:
     durations = {(rank, step): ns for rank, step, ns in store.rows("SELECT rank, step, duration_ns FROM steps")}
     parts = stall_parts(store, 0)
     assert len(parts) == 10
@@ -63,7 +63,7 @@ def test_classes_add_up(store: Store) -> None:
     assert total.ravel() == pytest.approx(rows["duration_ns"].astype(float))
 
 
-def test_a_late_member_is_told_from_the_transfer(store: Store) -> None:
+def test_waiting_for_a_late_rank_is_separated_from_the_transfer(store: Store) -> None:
     """Both ranks ran at once: they waited for each other for less than a third of what was exposed."""
     for rank in (0, 1):
         parts = [part for part in stall_parts(store, 0) if part.rank == rank]

@@ -82,7 +82,7 @@ def test_steps_that_lost_their_stamps_are_not_measured() -> None:
     assert account.not_measured_ns == 97 * MS
 
 
-def test_steps_between_stamped_ones_are_no_steps_without_work() -> None:
+def test_steps_between_stamped_ones_are_not_counted_as_idle() -> None:
     rows = [
         stamped(rank, step, interval=2) if step % 2 == 0 else left_out(rank, step, 97)
         for rank in (0, 1)
@@ -157,7 +157,7 @@ def slow_ranks(store: MemoryStore) -> list[Finding]:
 
 
 @pytest.mark.parametrize("interval", [2, 4, 8])
-def test_a_rank_that_is_slow_for_six_stamped_steps_that_stand_for_more(interval: int) -> None:
+def test_a_rank_that_is_slow_in_six_stamped_steps_is_named(interval: int) -> None:
     """Ten stamped ones were wanted: of every eighth step those are 80."""
     since = 10 * interval
     (slow,) = slow_ranks(thinly_stamped(interval, 16 * interval, range(since, 1000)))
@@ -212,7 +212,7 @@ def with_forward(forward_ms: Callable[[int, int], float], num_ranks: int) -> Mem
 
 
 @pytest.mark.parametrize(("num_ranks", "slow"), [(4, {1, 2}), (8, {1, 2, 5})])
-def test_ranks_that_are_slow_together_are_named_while_half_of_them_are_not(num_ranks: int, slow: set[int]) -> None:
+def test_ranks_that_slow_down_together_are_named_if_half_of_them_do_not(num_ranks: int, slow: set[int]) -> None:
     """Each was as far off as the other, so neither was named."""
     found = slow_ranks(with_forward(lambda rank, step: 60 if rank in slow and step >= 40 else 30, num_ranks))
     assert {one.ranks[0] for one in found} == slow
@@ -224,7 +224,7 @@ def test_ranks_that_are_slow_together_are_named_while_half_of_them_are_not(num_r
     [(4, {0, 3}, 10), (4, {0, 1, 2}, 60), (2, {0, 1}, 60)],
     ids=["half of them are faster", "all but one are slower", "both are slower"],
 )
-def test_who_is_slow_is_left_open_where_too_few_are_as_before(
+def test_no_rank_is_named_where_too_few_ranks_keep_their_speed(
     num_ranks: int, changed: set[int], forward_ms: float
 ) -> None:
     assert not slow_ranks(

@@ -39,7 +39,7 @@ def test_a_trace_of_the_same_steps_agrees(name: str, tmp_path: Path) -> None:
         assert exposed(store).status in ("ok", "advice")
 
 
-def test_what_the_trace_contradicts_is_not_judged(tmp_path: Path) -> None:
+def test_exposed_communication_that_the_trace_contradicts_is_not_judged(tmp_path: Path) -> None:
     with Store.open(with_captures("stamped_fsdp2_none", tmp_path, factor=3.0)) as store:
         found = exposed(store)
     assert found.status == "insufficient_data"

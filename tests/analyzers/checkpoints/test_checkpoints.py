@@ -83,7 +83,7 @@ def test_saves_that_cost_too_much_or_come_late() -> None:
     assert (slow.kind, slow.cause, slow.evidence["num_delayed"]) == ("checkpoint_cost", "slow", 2)
 
 
-def test_what_is_missing_is_said_unless_nothing_was_due() -> None:
+def test_missing_saves_are_reported_unless_none_was_due() -> None:
     for damage in ("DELETE FROM steps", "DELETE FROM checkpoints", "UPDATE checkpoints SET state = NULL",
                    "UPDATE checkpoints SET stall_ns = NULL"):  # fmt: skip
         store = plain_run()

@@ -37,7 +37,7 @@ def test_the_higher_order_matters_where_saves_are_long() -> None:
 
 
 @pytest.mark.parametrize(("cost_s", "mtbf_s"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (math.nan, 1.0)])
-def test_nonsense_is_refused(cost_s: float, mtbf_s: float) -> None:
+def test_invalid_values_are_refused(cost_s: float, mtbf_s: float) -> None:
     with pytest.raises(ValueError, match="must be above 0"):
         daly_interval_s(cost_s=cost_s, mtbf_s=mtbf_s)
 
@@ -80,7 +80,7 @@ def test_without_failures_the_rate_is_assumed() -> None:
     assert (found.num_failures, found.mtbf_s) == (0, 1000.0)
 
 
-def test_saves_do_not_overtake_each_other() -> None:
+def test_the_interval_is_no_shorter_than_a_save() -> None:
     found = suggest(_recorded(5, 0.001, 30.0), {})
     assert found is not None
     assert found.interval_s == 30.0

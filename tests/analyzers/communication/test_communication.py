@@ -29,7 +29,7 @@ def of_kind(findings: list[Finding], kind: str) -> Finding:
     return found
 
 
-def test_what_is_hidden_and_what_is_not() -> None:
+def test_only_the_last_bucket_behind_backward_is_exposed() -> None:
     """Four buckets of 6 ms behind 10 ms of backward each: the last one alone is exposed."""
     store = bucketed_world(buckets=4, bucket_bytes=4_000_000, gb_per_s=1.0, latency_ms=0.0)
     measured = measure(store, 0)
@@ -59,7 +59,7 @@ def test_exposed_time_by_call_adds_up_to_that_of_the_steps() -> None:
     assert found["exposed_ratio"].tolist() == pytest.approx([0.25])
 
 
-def test_exposed_time_is_told_by_operation_size_and_group_and_the_late_apart() -> None:
+def test_exposed_time_is_split_by_operation_size_and_group_with_late_ranks_apart() -> None:
     """Two sizes, two operations; of the large all_gather rank 0 is blocked for 10 ms, 6 of them for a late member."""
     store = MemoryStore()
     ms, calls = 1_000_000, []
@@ -117,7 +117,7 @@ def test_a_slow_link_is_exposed_and_a_late_rank_is_not_communication() -> None:
     assert late.evidence["waiting_for_late_ratio"] > 0.3
 
 
-def test_small_buckets_are_told_beside_one_that_shows_the_bandwidth() -> None:
+def test_small_buckets_are_found_where_one_large_call_shows_the_bandwidth() -> None:
     store = bucketed_world(steps=16, buckets=64, bucket_bytes=64 << 10, latency_ms=1.0, gb_per_s=2.0)
     seen = {"attempt": 0, "op": "all_gather", "process_group": "dp_shard:0-3", "phase": "forward", "bytes": 8 << 20}
     took_ns = int(3 * (8 << 20) / 2.0)  # 2 GB/s over each link
@@ -139,7 +139,7 @@ def test_larger_buckets_are_advised_where_latency_takes_time_and_not_where_bytes
     assert "Calls move their bytes at 1.5 GB/s, so larger buckets would save little." in next_step(finding)
 
 
-def test_activations_that_are_reduced_are_no_gradient_buckets() -> None:
+def test_reduced_activations_are_not_gradient_buckets() -> None:
     """Tensor parallelism reduces in the forward pass what it reduces in the backward pass: there is no bucket."""
     store = bucketed_world(steps=16, buckets=64, bucket_bytes=64 << 10, latency_ms=1.0, gb_per_s=2.0)
     assert of_kind(judged(store), "exposed_communication")
@@ -160,7 +160,7 @@ def test_a_dimension_over_a_slower_link() -> None:
     assert finding.evidence["factor_ratio"] == pytest.approx(10, rel=0.1)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_records_are_reported() -> None:
     (nothing,) = judged(MemoryStore())
     assert nothing.status == "insufficient_data"
     store = bucketed_world()
@@ -174,7 +174,7 @@ def test_what_is_missing_is_said() -> None:
     assert judged(alone) == [], "one rank has nobody to talk to"
 
 
-def test_uneven_exchanges_of_about_a_size_are_one_class() -> None:
+def test_uneven_exchanges_of_similar_sizes_are_one_class() -> None:
     """Tokens on their way to experts: each call has a size of its own, which must not make thousands of classes."""
     store = MemoryStore()
     call = {"attempt": 0, "op": "all_to_all", "process_group": "ep:0-1", "wait_ns": 10**6}
@@ -224,7 +224,7 @@ def test_a_send_has_no_transfer_time_because_it_includes_the_wait_for_the_other_
     assert floats(table["transfer_ms"])[1] == pytest.approx(2.0)
 
 
-def test_classes_that_waited_as_long_come_in_one_order() -> None:
+def test_classes_with_equal_waits_keep_a_fixed_order() -> None:
     """A report of the same records is the same."""
     store = MemoryStore()
     sizes = [4096, 64, 1 << 20, 512, 8192, 16, 2048, 256]

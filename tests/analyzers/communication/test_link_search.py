@@ -18,7 +18,7 @@ def transfers(seed: int, windows: int, *, slow_from: int | None = None, factor: 
     return values
 
 
-def test_from_when_on_and_how_much() -> None:
+def test_a_slow_link_is_found_with_its_onset_and_factor() -> None:
     soon = 0
     for seed in range(30):
         found = find_rise(transfers(seed, 20, slow_from=8))
@@ -30,7 +30,7 @@ def test_from_when_on_and_how_much() -> None:
     assert soon >= 28
 
 
-def test_silence() -> None:
+def test_noise_small_rises_and_past_rises_are_not_found() -> None:
     for seed in range(200):
         assert find_rise(transfers(seed, 30, noise=0.3)) is None
         assert find_rise(transfers(seed, 20, slow_from=8, factor=1.4)) is None
@@ -71,7 +71,7 @@ def test_a_link_is_not_slower_than_before_where_its_ranks_wait_for_cores_all_the
 
 
 @pytest.mark.parametrize(("step_ms", "slower_ms", "is_found"), [(33, 20, False), (90, 50, False), (500, 100, True)])
-def test_a_burst_at_the_end_of_a_short_run_is_no_slow_link(step_ms: int, slower_ms: int, is_found: bool) -> None:
+def test_a_burst_at_the_end_of_a_short_run_is_not_a_slow_link(step_ms: int, slower_ms: int, is_found: bool) -> None:
     """A clean run of 90 steps in three seconds, whose last third of a second another job used the cores."""
     store = one_group(slow=False)
     for table in ("steps", "collectives"):
@@ -81,5 +81,5 @@ def test_a_burst_at_the_end_of_a_short_run_is_no_slow_link(step_ms: int, slower_
     assert [(finding.ranks, finding.cause) for finding in judged(store)] == [((0, 1, 2, 3), "communication")] * is_found
 
 
-def test_a_machine_without_free_cores_is_no_slow_link() -> None:
+def test_a_machine_without_free_cores_is_not_a_slow_link() -> None:
     assert judged(one_group(slow=True, core_wait=True)) == []

@@ -102,7 +102,7 @@ def test_noise_names_nobody(seed: int) -> None:
     assert fired(pipeline(lambda a, b: 1.0, jitter=0.5, seed=seed, stages=2, hosts=True)) == []
 
 
-def test_a_link_that_costs_next_to_nothing_is_not_told_of() -> None:
+def test_a_link_that_costs_next_to_nothing_is_not_reported() -> None:
     assert fired(pipeline(lambda a, b: 6.0 if (a, b) == (2, 3) else 1.0, transfer_ms=0.02)) == []
 
 

@@ -49,7 +49,7 @@ def test_a_speed_that_the_load_of_the_hosts_may_explain_makes_no_run_better() ->
     assert answer("A", "B", speed(1.2), loss(-0.2, is_real=True), load=load).startswith("B is better than A. B takes")
 
 
-def test_a_difference_of_four_times_its_noise_is_not_called_within_it() -> None:
+def test_a_loss_difference_is_judged_against_four_times_its_noise() -> None:
     text = answer("A", "B", speed(1.0), loss(-0.0242, is_real=False))
     assert "0.0242 lower at the end, which may be chance (less than 4 times its noise of 0.0063)" in text
     assert "within" not in text

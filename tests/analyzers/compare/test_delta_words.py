@@ -36,7 +36,7 @@ def loss_change(difference: float, *, is_real: bool, first: int | None = 3) -> L
         ((1.0, 1.0, 1.0), "no difference in speed: +0.0 to +0.0 % time per token (95 % interval)"),
     ],
 )
-def test_speed_is_a_difference_only_if_its_interval_leaves_out_none(
+def test_a_speed_difference_needs_an_interval_without_zero(
     speed: tuple[float, float, float] | None, words: str
 ) -> None:
     assert delta_words(compared(speed=speed)).speed == words
@@ -52,7 +52,7 @@ def test_speed_is_a_difference_only_if_its_interval_leaves_out_none(
         (loss_change(0.0, is_real=False, first=None), "bitwise identical in 100 steps"),
     ],
 )
-def test_loss_is_a_difference_only_beyond_its_noise(loss: LossChange | None, words: str) -> None:
+def test_a_loss_difference_must_exceed_its_noise(loss: LossChange | None, words: str) -> None:
     assert delta_words(compared(loss=loss)).loss == words
 
 

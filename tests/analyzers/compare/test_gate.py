@@ -52,7 +52,7 @@ def test_new_findings_by_severity() -> None:
 
 
 @pytest.mark.parametrize("text", ["speed", "loss:3", "slower:", "slower:much", "slower:-3", "slower:nan"])
-def test_what_is_no_condition(text: str) -> None:
+def test_an_invalid_condition_is_refused(text: str) -> None:
     with pytest.raises(GateError):
         gates_of([text])
 

@@ -65,11 +65,11 @@ def test_tokens_that_several_ranks_share_count_once() -> None:
     assert found.points[1].speedup == pytest.approx(2.0, rel=0.005)
 
 
-def test_other_work_is_said_to_be_other_work() -> None:
+def test_runs_that_do_other_work_are_reported_as_such() -> None:
     assert scaling_of([side(1, 100, tokens=1000), side(2, 100, tokens=5000)]).kind == "mixed"
 
 
-def test_what_cannot_be_put_side_by_side() -> None:
+def test_runs_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(ScalingError, match="All runs have 2 ranks"):
         scaling_of([side(2, 100, tokens=1000), side(2, 90, tokens=1000)])
     nothing = side(4, 100, tokens=1000, steps=0)
@@ -92,6 +92,6 @@ def test_the_command_on_several_runs(tmp_path: Path) -> None:
         assert (mistake.returncode, mistake.stderr.count("\n")) == (2, 1)
 
 
-def test_types_are_what_json_can_hold() -> None:
+def test_types_are_valid_in_json() -> None:
     scaling: Scaling = scaling_of([side(1, 100, tokens=1000), side(2, 60, tokens=1000)])
     json.dumps(scaling.to_json(), allow_nan=False)

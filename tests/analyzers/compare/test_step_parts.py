@@ -34,7 +34,7 @@ def test_one_slow_rank_is_named_with_its_phase(tmp_path: Path, ranks: int) -> No
     assert forward[1] > 1.1 * forward[0]
 
 
-def test_a_change_of_all_ranks_is_that_of_the_phase(tmp_path: Path) -> None:
+def test_a_change_on_all_ranks_names_the_phase_alone(tmp_path: Path) -> None:
     before = make_run(tmp_path / "a", steps=100)
     after = make_run(tmp_path / "b", steps=100, slow=dict.fromkeys(range(4), 1.6), phase="backward", seed=1)
     said = compared(before, after).main_difference
@@ -50,7 +50,7 @@ def test_parts_add_up_to_the_step(tmp_path: Path) -> None:
     assert sum(measured) == pytest.approx(found.step_ms, rel=0.02)
 
 
-def test_what_explains_little_is_not_said() -> None:
+def test_a_part_that_explains_little_is_not_named() -> None:
     """3 of 13 ms are not most of it."""
     before = parts(40.9, r0={"forward": 0.5, "backward": 7.1, "waiting": 7.3}, r1={"forward": 0.5, "backward": 7.1})
     after = parts(53.8, r0={"forward": 0.5, "backward": 7.7, "waiting": 9.7}, r1={"forward": 0.5, "backward": 7.7})
@@ -64,7 +64,7 @@ def test_two_of_eight_ranks() -> None:
     assert main_difference(SLOWER, before, after) == "A step takes 12 ms more, mostly: forward of ranks 2, 5 +12 ms."
 
 
-def test_a_part_that_is_more_than_the_whole_is_told_with_the_rest() -> None:
+def test_a_part_larger_than_the_whole_change_is_shown_beside_the_rest() -> None:
     before = parts(60.0, r0={"data": 1.0, "backward": 40.0}, r1={"data": 1.0, "backward": 40.0})
     after = parts(132.4, r0={"data": 1.0, "backward": 30.0}, r1={"data": 93.8, "backward": 20.0})
     said = main_difference(SLOWER, before, after)

@@ -28,7 +28,7 @@ def rows(values: dict[int, int], tensor: str = "model.a", expected: dict[int, in
     ]
 
 
-def test_agreement_is_silence() -> None:
+def test_replicas_that_agree_give_no_finding() -> None:
     assert judge([]) is None
     assert judge(rows({0: 7, 1: 7, 2: 7}, expected={0: 7})) is None
 
@@ -107,13 +107,13 @@ def test_a_damaged_rank_is_found_with_its_interval_and_what_was_done() -> None:
     )
 
 
-def test_what_nobody_acts_upon_is_one_finding_and_critical() -> None:
+def test_repeated_mismatches_without_a_response_are_one_critical_finding() -> None:
     store = store_with({10: healthy(1), 20: damaged(2, rank=0), 30: damaged(3, rank=0), 40: damaged(4, rank=0)})
     (finding,) = judged(store)
     assert (finding.first_step, finding.last_step, finding.severity) == (20, 40, "critical")
 
 
-def test_a_step_that_ran_again_is_a_check_of_its_own() -> None:
+def test_a_repeated_step_is_checked_separately() -> None:
     """The same step before and after a rollback: other hashes by right, if skipped batches changed what was trained."""
     store = store_with({10: healthy(1)})
     again = [
@@ -125,13 +125,13 @@ def test_a_step_that_ran_again_is_a_check_of_its_own() -> None:
     assert judged(store) == []
 
 
-def test_nothing_recorded_is_not_health() -> None:
+def test_a_run_without_fingerprints_is_not_judged() -> None:
     (finding,) = judged(MemoryStore())
     assert (finding.kind, finding.status) == ("replica_mismatch", "insufficient_data")
     assert "fingerprint_interval" in finding.summary
 
 
-def test_live_a_check_counts_when_all_ranks_have_gone_on() -> None:
+def test_a_live_check_waits_for_the_records_of_all_ranks() -> None:
     """Two ranks' rows are there and the others' are not yet: no majority, and nothing to be said."""
     early = {rank: row for rank, row in damaged(3, rank=1).items() if rank < 2}
     steps = [{"attempt": 0, "rank": rank, "step": 30, "start_ns": 900} for rank in range(4)]

@@ -1,4 +1,4 @@
-"""Gradients of one rank that stand out: seen against its own past and the others, learnt from only when healthy."""
+"""Gradients of one rank that stand out: seen against its own past and the others, learned from only when healthy."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_a_rank_that_rises_alone_is_named(num_ranks: int) -> None:
     assert detector.observe(peaks[-1].tolist()) is None, "computed again it is as it must be"
 
 
-def test_what_happens_to_all_is_nobodys() -> None:
+def test_a_rise_on_all_ranks_names_no_rank() -> None:
     detector, peaks = GradientOutlierDetector(), _steps(30)
     peaks[20] *= 50
     assert [detector.observe(row.tolist()) for row in peaks] == [None] * 30
 
 
-def test_few_steps_are_computed_twice_for_nothing() -> None:
+def test_few_healthy_steps_are_recomputed() -> None:
     """Tails as heavy as real gradients have at worst: each hit costs a step, and is not a finding."""
     detector, hits = GradientOutlierDetector(), 0
     for row in np.exp(0.3 * np.random.default_rng(1).standard_t(4, (5_000, 4))).tolist():
@@ -56,13 +56,13 @@ def test_no_false_alarm_in_twenty_thousand_noisy_steps() -> None:
 
 
 @pytest.mark.parametrize("odd", [0.0, math.nan, math.inf])
-def test_what_is_unknown_or_not_finite_is_left_to_others(odd: float) -> None:
+def test_unknown_and_nonfinite_gradients_are_not_judged(odd: float) -> None:
     detector = GradientOutlierDetector()
     for row in _steps(30).tolist():
         assert detector.observe([odd, *row[1:]]) is None
 
 
-def test_only_what_did_not_come_back_is_a_finding() -> None:
+def test_only_an_outlier_that_a_recomputation_does_not_reproduce_is_a_finding() -> None:
     store = MemoryStore()
     assert plain(corrupted_gradients(store, Scope())) == []
     store.event("gradient_outlier", attempt=0, rank=0, step=20, outlier_rank=2, ratio=8.0, came_back=True)

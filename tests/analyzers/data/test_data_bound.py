@@ -27,7 +27,9 @@ def starving(where: str, **options: int) -> list[Finding]:
         ("(step - 1) % 25 < 12", "epoch_start", 25, None),
     ],
 )
-def test_the_share_the_rhythm_and_the_onset(where: str, cause: str, every: int | None, since: int | None) -> None:
+def test_the_finding_has_the_share_the_period_and_the_onset_of_the_wait(
+    where: str, cause: str, every: int | None, since: int | None
+) -> None:
     (finding,) = starving(where)
     assert (finding.kind, finding.status, finding.cause) == ("data_bound", "fired", cause)
     assert finding.ranks == ()
@@ -47,7 +49,7 @@ def test_half_of_the_ranks_are_named() -> None:
     "where",
     ["false", "rank = 3", "step BETWEEN 40 AND 60", "step % 50 = 0", "step <= 3"],
 )
-def test_silence_where_the_loader_keeps_up_or_one_rank_alone_is_slow_or_it_is_over(where: str) -> None:
+def test_no_finding_if_the_loader_keeps_up_or_recovered_or_one_rank_alone_is_slow(where: str) -> None:
     assert starving(where) == []
 
 

@@ -133,7 +133,7 @@ def test_a_reason_in_some_of_a_few_readings_is_none(tmp_path: Path) -> None:
     assert [one for one in node.findings() if one.kind == "gpu_throttled"] == []
 
 
-def test_what_was_counted_before_the_run_and_idle_devices_are_not_its_own(tmp_path: Path) -> None:
+def test_earlier_errors_and_idle_devices_are_not_reported(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for second in range(60):
         old = {
@@ -183,7 +183,7 @@ def test_counters_of_a_host(tmp_path: Path, late: dict[str, float], kind: str, c
             assert WHY[one.kind](one)
 
 
-def test_hosts(tmp_path: Path) -> None:
+def test_a_full_disk_and_an_overloaded_host_are_found(tmp_path: Path) -> None:
     (disk,) = Node(tmp_path / "a").minute(host={"disk_free_bytes": 1 << 30}).findings()
     assert (disk.kind, disk.cause, disk.status) == ("host_pressure", "disk", "fired")
     (queue,) = Node(tmp_path / "b").minute(host={"load_1m": 99.0}).findings()
@@ -235,7 +235,7 @@ def test_a_hardware_xid_stays_a_finding_where_a_rank_ended_of_it(tmp_path: Path)
     assert [finding.kind for finding in node.findings()] == ["xid"]
 
 
-def test_an_xid_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_an_xid_is_reported_with_what_to_do(tmp_path: Path) -> None:
     node = Node(tmp_path).minute()
     node.xid(79)
     node.xid(79)
@@ -272,7 +272,7 @@ def test_the_table_of_xids_is_whole() -> None:
     assert table["source"].startswith("https://docs.nvidia.com/")
 
 
-def test_it_is_told_once_while_the_run_lives() -> None:
+def test_an_xid_is_reported_once_in_a_live_run() -> None:
     store = plain_run(steps=10)
     store.event("xid", wall_ns=10**15, xid=79, device="GPU-1", node="node-0", message="")
     state = LiveState(policy=LivePolicy(periodic_ticks=1))
@@ -280,7 +280,7 @@ def test_it_is_told_once_while_the_run_lives() -> None:
     assert [f for f in live_findings(store, state, 10**15 + 8 * 10**9) if f.kind == "xid"] == []
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_readings_are_reported(tmp_path: Path) -> None:
     (nothing,) = Node(tmp_path / "a").findings()
     assert (nothing.status, "readings of GPUs and hosts were not recorded" in nothing.summary) == (
         "insufficient_data",
@@ -303,7 +303,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "fires"), [(60, False), (300, True)])
-def test_a_disk_that_fills_up_is_told_once_its_rate_is_a_trend(tmp_path: Path, seconds: int, fires: bool) -> None:
+def test_a_disk_that_fills_up_is_reported_once_its_rate_is_a_trend(tmp_path: Path, seconds: int, fires: bool) -> None:
     node = Node(tmp_path)
     for second in range(seconds):
         node.read("host", second, **{**HOST, "disk_free_bytes": (100 << 30) - second * (100 << 20)})

@@ -54,7 +54,7 @@ def test_ranks_of_one_host_run_out_together() -> None:
     assert finding.evidence["steps_to_out_of_memory"] == pytest.approx(256, rel=0.02)
 
 
-def test_without_readings_of_the_host_the_slope_is_told_alone() -> None:
+def test_without_host_readings_only_the_slope_is_reported() -> None:
     (finding,) = fired(leaking())
     assert finding.evidence["steps_to_out_of_memory"] is None
     assert finding.summary.endswith("at the end).")
@@ -134,7 +134,7 @@ def test_a_young_run_that_fills_its_allocators_is_not_judged() -> None:
     assert "200 steps" in finding.summary
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_records_are_reported() -> None:
     for damage in ("DELETE FROM steps", "UPDATE steps SET memory_bytes = NULL", "DELETE FROM steps WHERE step > 20"):
         store = plain_run()
         store.connection.execute(damage)

@@ -73,7 +73,7 @@ def test_all_three_at_once_add_up() -> None:
     assert min(one.imbalance_ratio, one.communication_ratio, one.data_ratio) > 0.02
 
 
-def test_an_order_that_cannot_be_is_left_out() -> None:
+def test_an_impossible_order_is_left_out() -> None:
     spans = [(*span[:5], span[5] if span[4] == "forward" else -span[6], span[6]) for span in gpipe(2, 2)]
     first = {0: 10**12, 1: 0}  # rank 1 goes back before it went forward
     crossed = [(*span[:5], span[5] + first[span[0]], span[6] + first[span[0]]) for span in spans]

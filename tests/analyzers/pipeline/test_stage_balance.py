@@ -53,7 +53,7 @@ def test_a_balanced_pipeline_is_measured_and_not_blamed() -> None:
     assert bubble.evidence["idle_expected_ratio"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_next_step_has_the_number_that_it_would_bring() -> None:
+def test_the_next_step_states_the_gain() -> None:
     (bubble,) = pipeline(pipelines({0: steps(20)}), GPIPE)
     twice = (STAGES - 1) / (2 * MICROBATCHES + STAGES - 1)
     assert NEXT["bubble"](bubble).startswith(
@@ -82,13 +82,13 @@ def test_a_slow_rank_is_no_heavy_stage() -> None:
         assert [finding.kind for finding in explained(pipeline(store, GPIPE))] == ["bubble"]
 
 
-def test_too_little_is_said() -> None:
+def test_too_few_records_are_reported() -> None:
     (finding,) = explained(pipeline(pipelines({0: steps(8)}), Scope()))
     assert (finding.kind, finding.status) == ("bubble", "insufficient_data")
     assert explained(pipeline(MemoryStore(), Scope())) == []
 
 
-def test_the_heaviest_must_be_the_same_everywhere() -> None:
+def test_a_stage_is_named_only_if_it_is_the_heaviest_in_every_pipeline() -> None:
     policy = PipelinePolicy()
     assert heaviest([[[1.0, 1.3, 1.0], [1.0, 1.3, 1.0]]], policy) == 1
     assert heaviest([[[1.0, 1.3, 1.0], [1.3, 1.0, 1.0]]], policy) is None

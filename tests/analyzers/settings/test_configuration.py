@@ -104,14 +104,16 @@ def test_a_sound_configuration_is_silent() -> None:
         ("utilisation", lambda: with_utilisation(0.71), {}, "GPU utilization is 71 % in the median of 240 samples"),
     ],
 )  # fmt: skip
-def test_each_rule_fires_on_what_a_setting_did(cause: str, store: Any, settings: dict[str, Any], words: str) -> None:
+def test_each_rule_fires_on_the_effect_of_its_setting(
+    cause: str, store: Any, settings: dict[str, Any], words: str
+) -> None:
     found = told(store(), **settings)
     assert list(found) == [cause]
     assert words in found[cause].summary
 
 
 def test_every_rule_is_tried() -> None:
-    tried = test_each_rule_fires_on_what_a_setting_did.pytestmark[0].args[1]
+    tried = test_each_rule_fires_on_the_effect_of_its_setting.pytestmark[0].args[1]
     assert {cause for cause, *_ in tried} == set(RULES)
 
 
@@ -143,13 +145,13 @@ def test_a_setting_that_did_no_harm_is_not_blamed(store: Any, settings: dict[str
     assert told(store(), **settings) == {}
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_records_are_reported() -> None:
     for store, manifest in ((plain_run(), {}), (plain_run(), {"config": 3}), (MemoryStore(), MANIFEST)):
         (finding,) = configuration(store, Scope(manifest=manifest))
         assert (finding.status, finding.kind) == ("insufficient_data", "configuration")
 
 
-def test_utilisation_is_that_of_the_trainers_own_count() -> None:
+def test_utilisation_agrees_with_the_count_of_the_trainer() -> None:
     from trainer.config.config import Config, ModelConfig
     from trainer.model.size import flops_per_token as counted
     from trainer.model.size import num_parameters
@@ -235,7 +237,7 @@ def test_no_interval_is_advised_that_is_longer_than_the_run() -> None:
 
 
 @pytest.mark.parametrize(("steps_an_attempt", "is_advised"), [(50, False), (40, False), (20, True)])
-def test_a_failure_or_two_give_no_rate_to_advise_by(steps_an_attempt: int, is_advised: bool) -> None:
+def test_one_or_two_failures_give_no_failure_rate_for_advice(steps_an_attempt: int, is_advised: bool) -> None:
     store = changed(f"UPDATE checkpoints SET stall_ns = {1 * MS}")
     store.connection.execute(f"UPDATE steps SET attempt = (step - 1) // {steps_an_attempt}")
     assert ("checkpoint_interval" in told(store)) is is_advised

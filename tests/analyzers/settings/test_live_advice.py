@@ -21,7 +21,7 @@ def said(store: MemoryStore, state: AdviceState, manifest: dict[str, Any], *, is
     return advice
 
 
-def test_a_step_that_takes_longer_than_planned_is_said_once_when_it_is_known() -> None:
+def test_a_step_longer_than_planned_is_reported_once_when_it_is_known() -> None:
     state = AdviceState()
     assert said(plain_run(steps=FIRST - 1), state, SLOW) == []
     (advice,) = said(plain_run(steps=FIRST), state, SLOW)
@@ -31,11 +31,11 @@ def test_a_step_that_takes_longer_than_planned_is_said_once_when_it_is_known() -
     assert said(plain_run(steps=SECOND), state, SLOW) == []
 
 
-def test_a_run_as_planned_is_told_nothing() -> None:
+def test_a_run_as_planned_gets_no_advice() -> None:
     assert said(plain_run(), AdviceState(), SLOW | {"planned": {"rank": 0, "step_s": 0.09}}) == []
 
 
-def test_what_shows_later_is_said_later() -> None:
+def test_advice_that_needs_more_steps_comes_later() -> None:
     state = AdviceState()
     said(plain_run(steps=FIRST), state, SLOW)
     later = plain_run(steps=SECOND)
@@ -55,7 +55,7 @@ def test_a_run_that_ends_between_two_looks_is_judged_as_it_ends() -> None:
 @pytest.mark.parametrize(
     ("planned", "words"), [(None, "of the step time from step"), (0.05, "time (planned: 5 %) from step")]
 )
-def test_exposed_communication_is_said_beside_what_was_planned(planned: float | None, words: str) -> None:
+def test_exposed_communication_is_reported_beside_the_plan(planned: float | None, words: str) -> None:
     store = bucketed_world(buckets=1, bucket_bytes=16_000_000, gb_per_s=0.5, latency_ms=0.0)
     manifest = {} if planned is None else {"planned": {"communication_ratio": planned}}
     (advice,) = said(store, AdviceState(), manifest)

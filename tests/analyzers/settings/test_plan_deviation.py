@@ -30,7 +30,7 @@ def told(source: MemoryStore, manifest: dict[str, Any]) -> dict[str, tuple[int, 
     return {each.what: (each.measured_bytes, each.as_planned) for each in plan_deviations(source, manifest)}
 
 
-def test_what_came_beside_what_was_planned() -> None:
+def test_memory_and_bytes_are_compared_with_the_plan() -> None:
     assert told(store(2000), PLAN) == {"memory": (2715 << 20, True), "all_reduce": (4000, True)}
     assert told(store(2500), PLAN)["all_reduce"] == (5000, False)
 
@@ -74,7 +74,7 @@ def test_a_step_on_a_device_whose_memory_is_mostly_that_of_other_jobs_is_not_com
         assert planned_step_s(source, {"planned": {"step_s": 0.3}}) == expected
 
 
-def test_without_a_plan_nothing_is_said() -> None:
+def test_a_run_without_a_plan_is_not_compared() -> None:
     assert told(store(2000), {}) == {}
     assert told(store(2000), {"planned": "?"}) == {}
     wrong = {"rank": 0, "memory_bytes": "many", "bytes_per_step": {"all_reduce": -1}}
@@ -88,7 +88,7 @@ def test_memory_between_steps_is_not_compared_with_the_planned_peak() -> None:
     assert "memory" not in told(source, PLAN)
 
 
-def test_a_table_that_is_missing_leaves_out_what_it_would_tell() -> None:
+def test_a_missing_table_leaves_out_its_comparison() -> None:
     source = store(2000)
     source.drop("events")
     assert told(source, PLAN) == {"all_reduce": (4000, True)}

@@ -35,7 +35,7 @@ def test_all_wait_for_the_slowest() -> None:
     np.testing.assert_array_equal(step_ends(graph, graph.work_ms, graph.transfer_ms), [[16, 30], [16, 30]])
 
 
-def test_meetings_are_added_up_without_going_through_the_programs() -> None:
+def test_rendezvous_times_are_summed_without_replaying_the_programs() -> None:
     dice = np.random.default_rng(0)
     graph = meeting(dice.uniform(5, 20, (6, 4)).tolist())
     other = dice.uniform(5, 20, 24)
@@ -44,7 +44,7 @@ def test_meetings_are_added_up_without_going_through_the_programs() -> None:
     assert (replay(graph), replay(graph, other)) == pytest.approx(one_by_one)
 
 
-def test_who_posts_goes_on_and_an_early_call_is_hidden() -> None:
+def test_a_rank_that_posts_a_call_goes_on_and_an_early_call_is_hidden() -> None:
     graph = Graph()
     call = graph.new_call(("dp", "all_reduce", 4), 5.0)
     for rank in (0, 1):
@@ -95,7 +95,7 @@ def test_slowdown_of_the_job_and_of_each_worker() -> None:
     assert without(found, [], {}, faster_calls={"dp": 0.5}) == pytest.approx(17.0)
 
 
-def test_an_uneven_last_stage_is_the_stage() -> None:
+def test_an_uneven_last_stage_is_attributed_to_the_stage() -> None:
     """Two pipelines of two stages; the last has twice the work of the first."""
     graph = Graph()
     for step in range(4):
