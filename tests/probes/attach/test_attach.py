@@ -133,7 +133,7 @@ def test_a_script_that_attaches_under_our_launcher_has_every_forward_once(tmp_pa
     assert looked_at == [("bias", 3), ("weight", 3)]
 
 
-def test_a_pass_that_computes_nothing_is_no_step(tmp_path: Path) -> None:
+def test_a_pass_without_computation_is_not_a_step(tmp_path: Path) -> None:
     """As libraries count the operations of a model before they train it."""
     auto_attach(run_dir=tmp_path / "run", watch=False)
     with torch.device("meta"):
@@ -161,7 +161,7 @@ def test_a_scripted_class_finds_the_names_of_its_module(tmp_path: Path) -> None:
     assert Doubles().x.item() == 2
 
 
-def test_graphs_are_made_of_a_model_with_our_hooks(tmp_path: Path) -> None:
+def test_cuda_graphs_accept_a_model_with_our_hooks(tmp_path: Path) -> None:
     """torch refuses modules with hooks, which it looks for before its other conditions and the device."""
     loop = Loop()
     attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
@@ -178,7 +178,7 @@ def test_detach_leaves_no_hook_of_torch_behind(tmp_path: Path) -> None:
     assert (len(_global_forward_pre_hooks), len(_global_optimizer_pre_hooks)) == before
 
 
-def test_a_phase_of_the_loops_own_name_is_recorded_and_nothing_without_attach(tmp_path: Path) -> None:
+def test_a_phase_named_by_the_loop_is_recorded_only_when_attached(tmp_path: Path) -> None:
     loop = Loop()
     with phase("generation"):
         pass
@@ -193,7 +193,7 @@ def test_a_phase_of_the_loops_own_name_is_recorded_and_nothing_without_attach(tm
     assert sorted(found) == [(1, 1), (2, 1), (3, 1)]
 
 
-def test_what_is_logged_after_the_update_is_of_its_step(tmp_path: Path) -> None:
+def test_values_logged_after_the_update_belong_to_its_step(tmp_path: Path) -> None:
     loop = Loop()
     attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
     for number, (x, y) in enumerate(loop.loader):
@@ -266,7 +266,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path, caplog
     assert "holds something that is not a run" in caplog.text
 
 
-def test_turned_off_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attach_does_nothing_when_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKSCOPE_DISABLED", "1")
     loop = Loop()
     recorder = attach(loop.model, loop.optimizer, run_dir=tmp_path / "run")
@@ -276,7 +276,7 @@ def test_turned_off_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "run").exists()
 
 
-def test_an_event_of_the_users_own_may_have_any_field(tmp_path: Path) -> None:
+def test_a_user_event_may_have_any_field(tmp_path: Path) -> None:
     attached = attach(run_dir=tmp_path / "run", watch=False)
     try:
         attached.event("settings", kind="cosine", rank=8, lr=0.1)
@@ -305,7 +305,7 @@ def test_saves_are_the_phase_checkpoint(tmp_path: Path, library: str) -> None:
     assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'checkpoint'") == [(1,)]
 
 
-def test_attached_again_after_detach_every_collective_is_recorded_and_the_group_is_torchs_own_in_between(
+def test_attaching_again_records_every_collective_and_detach_restores_the_group_of_torch(
     tmp_path: Path,
 ) -> None:
     hook = sys.excepthook
@@ -330,7 +330,7 @@ def test_attached_again_after_detach_every_collective_is_recorded_and_the_group_
     ]
 
 
-def test_an_evaluation_is_of_the_step_before_it(tmp_path: Path) -> None:
+def test_an_evaluation_belongs_to_the_step_before_it(tmp_path: Path) -> None:
     loop = Loop()
     attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
     for _ in range(2):
@@ -346,7 +346,7 @@ def test_an_evaluation_is_of_the_step_before_it(tmp_path: Path) -> None:
     assert found == [(step, step % 3 == 0, True) for step in range(1, 7)]
 
 
-def test_a_last_evaluation_in_training_mode_with_gradients_is_no_step(tmp_path: Path) -> None:
+def test_a_last_evaluation_in_training_mode_with_gradients_is_not_a_step(tmp_path: Path) -> None:
     loop = Loop()
     attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
     loop.epoch()
@@ -360,7 +360,7 @@ def test_a_last_evaluation_in_training_mode_with_gradients_is_no_step(tmp_path: 
     ]
 
 
-def test_an_evaluation_by_the_model_inside_its_wrapper_is_one(tmp_path: Path) -> None:
+def test_an_evaluation_through_the_unwrapped_model_is_recorded(tmp_path: Path) -> None:
     """As the trainers of libraries evaluate: what reduces gradients stays in the mode of training."""
     held_out, hook = Loop().loader, sys.excepthook
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -15,13 +15,13 @@ from probes.fail_open import error_counts
 from probes.recorder import NullRecorder
 
 
-def test_attaching_is_no_request_to_kill_ranks() -> None:
+def test_attaching_does_not_enable_killing_ranks() -> None:
     assert attached_config({})["recovery"] == {"enabled": False}
     assert attached_config({"recovery": {"grace_s": 5}})["recovery"] == {"enabled": False, "grace_s": 5}
     assert attached_config({"recovery": {"enabled": True}})["recovery"] == {"enabled": True}
 
 
-def test_the_launcher_has_the_last_word_on_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_overrides_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, json.dumps({"publish": {"address": "file:///lake"}, "probes": {"retain": "all"}}))
     config = attached_config({"publish": {"address": "s3://mine", "every_s": 3}, "lr": 0.1})
     assert config["publish"] == {"address": "file:///lake", "every_s": 3}
@@ -61,13 +61,13 @@ def test_a_wrong_setting_is_named_and_has_the_default(
     assert "token" not in told
 
 
-def test_right_settings_and_those_of_the_script_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_valid_settings_and_settings_of_the_script_stay(caplog: pytest.LogCaptureFixture) -> None:
     config = {"probes": {"retain": "window", "budget_mb": 5}, "trackers": {"to": []}, "model": {"layers": 3}}
     assert attached_config(config) == config | {"recovery": {"enabled": False}}
     assert not caplog.records
 
 
-def test_one_rank_tells(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_one_rank_warns(caplog: pytest.LogCaptureFixture) -> None:
     assert attached_config({"probes": {"retian": "window"}}, warn=False)["probes"] == {}
     assert not caplog.records
 

@@ -130,7 +130,7 @@ def test_a_policy_that_scores_its_own_samples_acts_in_an_environment_of_the_loop
     assert not hasattr(torch.distributions.Categorical.log_prob, "__wrapped__")
 
 
-def test_other_uses_of_distributions_are_no_environment(tmp_path: Path) -> None:
+def test_other_uses_of_distributions_are_not_an_environment(tmp_path: Path) -> None:
     """A variational loss scores its own sample with a gradient, a flow its data, and a language model only samples."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -148,7 +148,7 @@ def test_other_uses_of_distributions_are_no_environment(tmp_path: Path) -> None:
     assert recorded(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'environment'") == [(0,)]
 
 
-def test_a_compiled_policy_is_left_whole(tmp_path: Path) -> None:
+def test_a_compiled_policy_has_no_graph_break(tmp_path: Path) -> None:
     policy = Policy()
     attach(policy, torch.optim.SGD(policy.parameters(), lr=0.1), run_dir=tmp_path / "run", watch=False)
     compiled = torch.compile(policy.forward, backend="eager", fullgraph=True)

@@ -54,7 +54,7 @@ def test_an_evaluation_that_never_goes_back_to_training_mode_is_seen_at_the_next
     assert steps(tmp_path / "run") == expected
 
 
-def test_an_evaluation_with_gradients_in_eval_mode_is_none_of_training(tmp_path: Path) -> None:
+def test_an_evaluation_with_gradients_in_eval_mode_is_not_a_training_pass(tmp_path: Path) -> None:
     auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -66,7 +66,7 @@ def test_an_evaluation_with_gradients_in_eval_mode_is_none_of_training(tmp_path:
     assert steps(tmp_path / "run") == expected
 
 
-def test_a_wrapper_whose_own_mode_stays_eval_has_forward_passes(tmp_path: Path) -> None:
+def test_a_wrapper_left_in_eval_mode_has_forward_passes(tmp_path: Path) -> None:
     """As Lightning leaves `DistributedDataParallel`: it checks one validation batch, then sets the inner modes only."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

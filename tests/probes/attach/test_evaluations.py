@@ -73,7 +73,7 @@ EXPECTED = [(step, step % EVERY == 0, True) for step in range(1, NUM_STEPS + 1)]
         lambda task: Task(task),
     ],
 )
-def test_a_part_a_copy_or_a_wrapper_of_what_trains_evaluates(
+def test_a_part_a_copy_or_a_wrapper_of_the_model_evaluates(
     evaluated: Callable[[nn.Module], nn.Module], tmp_path: Path
 ) -> None:
     task = Task(net())
@@ -95,14 +95,14 @@ def test_batches_for_the_main_part_in_eval_mode_begin_no_step(tmp_path: Path) ->
     assert steps(tmp_path / "run") == EXPECTED
 
 
-def test_an_unrelated_model_evaluates_nothing(tmp_path: Path) -> None:
+def test_a_call_of_an_unrelated_model_is_not_an_evaluation(tmp_path: Path) -> None:
     auto_attach(run_dir=tmp_path / "run", watch=False)
     train(Task(net()), nn.Linear(4, 1))
     detach()
     assert [evaluates for _, evaluates, _ in steps(tmp_path / "run")] == [False] * NUM_STEPS
 
 
-def test_a_teacher_within_a_step_is_no_evaluation(tmp_path: Path) -> None:
+def test_a_teacher_within_a_step_is_not_an_evaluation(tmp_path: Path) -> None:
     student = net()
     teacher = copy.deepcopy(student).eval()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.01)

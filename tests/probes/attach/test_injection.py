@@ -72,7 +72,7 @@ def train(
         ("slow_after_optimizer", "after_optimizer"),
     ],
 )
-def test_a_delay_lies_in_its_place(tmp_path: Path, undo: list[Callable[[], None]], name: str, place: str) -> None:
+def test_a_delay_is_in_its_place(tmp_path: Path, undo: list[Callable[[], None]], name: str, place: str) -> None:
     fault = InjectedFault(name=name, step=2, rank=0, seconds=DELAY_S, lasts=True)
     with train(tmp_path, fault, undo) as store:
         ((seconds,),) = store.rows(f"SELECT {place}_ns / 1e9 FROM steps WHERE step = 3")

@@ -25,7 +25,7 @@ def report(run: RunDir, *findings: tuple[str, str, str, str]) -> None:
     events.close()
 
 
-def test_nothing_reported_is_no_verdict(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_reports_points_to_analyze_for_the_verdict(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.path.parent)
     line = f"rankscope: no problems were reported during the run. For the verdict: rankscope analyze {run.path.name}"
     assert last_line(run, 0) == line

@@ -1,4 +1,4 @@
-"""fp16 in a loop of the user's own: losses as the model gave them, the scale of each step, skipped steps as steps."""
+"""fp16 in a user's loop: losses as the model gave them, the scale of each step, skipped steps as steps."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_growth_and_a_skipped_step_now_and_then_are_healthy_and_a_collapse_is_no
     assert [finding.kind for finding in fired if finding.kind in NUMERICS] == []
 
 
-def test_a_closed_loop_of_overflows_is_a_collapse(tmp_path: Path) -> None:
+def test_an_endless_sequence_of_overflows_is_a_collapse(tmp_path: Path) -> None:
     loop = Fp16Loop(init_scale=2.0**16)
     attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
     loop.run(130, overflowing=tuple(range(110, 118)))

@@ -118,7 +118,7 @@ def test_the_norm_is_of_each_parameter_once_though_parts_of_the_model_are_called
     assert rows(tmp_path / "run", NORMS) == [(pytest.approx(norm),) for norm in norms]
 
 
-def test_the_norm_is_the_models_where_the_loop_calls_copies_computed_from_it(tmp_path: Path) -> None:
+def test_the_norm_is_of_the_model_where_the_loop_calls_copies_computed_from_it(tmp_path: Path) -> None:
     """As in meta-learning: a copy's parameters have a graph, which must not be kept in memory."""
     auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Linear(4, 1)

@@ -63,7 +63,7 @@ def test_a_device_mesh_is_taken_as_it_is_and_its_groups_show_it(recorder: Any) -
 
 
 @pytest.mark.usefixtures("eight_ranks")
-def test_a_mesh_of_one_dimension_has_the_worlds_group(recorder: Any) -> None:
+def test_a_mesh_of_one_dimension_uses_the_world_group(recorder: Any) -> None:
     unnamed = init_device_mesh("cpu", (8,))
     assert mesh.derive(recorder) == {}
     named = init_device_mesh("cpu", (8,), mesh_dim_names=("fsdp",))
@@ -73,7 +73,7 @@ def test_a_mesh_of_one_dimension_has_the_worlds_group(recorder: Any) -> None:
 
 @pytest.mark.usefixtures("eight_ranks")
 @pytest.mark.parametrize("unflattens", [False, True], ids=["at once", "as torchtitan"])
-def test_dimensions_of_one_rank_hide_no_dimension_of_all_ranks(recorder: Any, unflattens: bool) -> None:
+def test_dimensions_of_size_one_do_not_hide_the_dimension_of_all_ranks(recorder: Any, unflattens: bool) -> None:
     names, sizes = ("pp", "dp_replicate", "fsdp", "tp"), (1, 1, 8, 1)
     if unflattens:
         off = {name: "fake" for name, size in zip(names, sizes, strict=True) if size == 1}
@@ -86,14 +86,14 @@ def test_dimensions_of_one_rank_hide_no_dimension_of_all_ranks(recorder: Any, un
 
 
 @pytest.mark.usefixtures("eight_ranks")
-def test_groups_of_megatron_show_a_place(recorder: Any) -> None:
+def test_groups_of_megatron_give_the_place_of_a_rank(recorder: Any) -> None:
     for ranks, name in (([4, 5], "TENSOR_MODEL_PARALLEL_GROUP"), ([1, 5], "DATA_PARALLEL_GROUP"), ([4, 5], "OTHER")):
         dist.new_group(ranks, group_desc=name)
     assert mesh.derive(recorder) == {"tp": 1, "dp_replicate": 1}
 
 
 @pytest.mark.usefixtures("eight_ranks")
-def test_a_stage_of_torch_pipelining_is_a_place(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_of_torch_pipelining_gives_the_place_of_a_rank(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stage:
         group_rank, group_size = 3, 4
 
@@ -107,9 +107,7 @@ def test_a_stage_of_torch_pipelining_is_a_place(recorder: Any, monkeypatch: pyte
 
 @pytest.mark.usefixtures("eight_ranks")
 @pytest.mark.parametrize("shape", [(8,), (4, 2)])
-def test_a_dp_dimension_over_which_parameters_are_sharded_is_one_of_shards(
-    recorder: Any, shape: tuple[int, ...]
-) -> None:
+def test_a_dp_dimension_over_which_parameters_are_sharded_is_dp_shard(recorder: Any, shape: tuple[int, ...]) -> None:
     """`fully_shard` on a mesh that its user calls dp."""
     made = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")[: len(shape)])
     at, rest = made.get_local_rank("dp"), [Replicate()] * (len(shape) - 1)

@@ -86,7 +86,7 @@ def test_an_exit_with_a_code_or_a_text_is_what_ended_the_rank(
     assert words in finding.summary.replace(f"{tmp_path.name}/", "")
 
 
-def test_an_exit_that_was_caught_and_a_good_one_are_clean_ends(tmp_path: Path) -> None:
+def test_a_caught_exit_and_exit_code_0_are_clean_ends(tmp_path: Path) -> None:
     end = "import sys\ntry:\n    sys.exit(4)\nexcept SystemExit:\n    pass\ntrain(3)\nsys.exit(0)"
     returned, found, _ = ended(tmp_path, end, by="two lines")
     assert (returned, found) == (0, [])
@@ -122,13 +122,13 @@ def test_an_exit_from_an_exception_s_handler_is_the_end_by_that_exception(tmp_pa
 PRINTED = "import sys\ntrain(2)\ntry:\n    int('x')\nexcept ValueError as error:\n    sys.excepthook(*sys.exc_info())\n"
 
 
-def test_an_exception_that_the_script_prints_by_the_hook_is_not_its_end(tmp_path: Path) -> None:
+def test_an_exception_that_the_script_passes_to_the_hook_is_not_its_end(tmp_path: Path) -> None:
     returned, findings, printed = ended(tmp_path, f"{PRINTED}train(2)", by="two lines")
     assert (returned, findings) == (0, [])
     assert "ValueError" in printed
 
 
-def test_an_exit_after_an_exception_that_the_script_prints_by_the_hook_is_the_end_by_it(tmp_path: Path) -> None:
+def test_an_exit_after_an_exception_passed_to_the_hook_is_the_end_by_that_exception(tmp_path: Path) -> None:
     returned, (finding,), _ = ended(tmp_path, f"{PRINTED}sys.exit(4)", by="two lines")
     assert returned == 4
     assert "died of ValueError: invalid literal" in finding.summary
@@ -157,7 +157,7 @@ def test_the_traceback_of_an_interrupt_has_frames_of_the_script_only(tmp_path: P
     assert f"{os.sep}probes{os.sep}" not in error
 
 
-def test_an_exit_that_answers_an_interrupt_is_no_failure_of_the_rank(tmp_path: Path) -> None:
+def test_an_exit_on_an_interrupt_is_not_a_failure_of_the_rank(tmp_path: Path) -> None:
     """As click ends a program at Ctrl-C."""
     end = (
         "import sys\ntrain(3)\ntry:\n    try:\n        raise KeyboardInterrupt\n    except KeyboardInterrupt as e:\n"
@@ -182,7 +182,7 @@ thread.join()
 """
 
 
-def test_an_exception_of_another_thread_is_named_where_the_loop_fails_for_it(tmp_path: Path) -> None:
+def test_an_exception_of_another_thread_is_named_where_the_loop_fails_because_of_it(tmp_path: Path) -> None:
     _, (finding,), printed = ended(
         tmp_path, f"train(2)\n{LOST_THREAD}\nbatches.get()\nbatches.get(timeout=0.1)", by="run"
     )

@@ -34,11 +34,11 @@ def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         ({"probes": WINDOW}, LINE),
     ],
 )
-def test_window_and_budget(config: Mapping[str, Any], line: str) -> None:
+def test_the_line_states_window_and_budget(config: Mapping[str, Any], line: str) -> None:
     assert retention_line(config) == line
 
 
-def test_attach_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attach_prints_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     attach(run_dir=tmp_path / "run", config={"probes": WINDOW})
     assert capsys.readouterr().err.splitlines() == [f"rankscope: {LINE}"]
 
@@ -52,7 +52,7 @@ def test_attach_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("", {}, True),
     ],
 )
-def test_other_ranks_later_attempts_and_runs_that_keep_everything_do_not(
+def test_other_ranks_later_attempts_and_runs_that_keep_everything_print_no_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

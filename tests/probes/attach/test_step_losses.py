@@ -171,7 +171,7 @@ def test_a_pass_that_checkpointing_computes_again_counts_once(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "scales", [(2.0**10, 2.0**11, 2.0**5), (2.0**20, 2.0**20.001, 2.0**20.002), (100.0, 100.0, 100.0)]
 )
-def test_a_loss_scale_of_the_loops_own_is_no_part_of_the_loss(scales: tuple[float, ...], tmp_path: Path) -> None:
+def test_a_loss_scale_applied_by_the_loop_is_not_part_of_the_loss(scales: tuple[float, ...], tmp_path: Path) -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
@@ -186,7 +186,7 @@ def test_a_loss_scale_of_the_loops_own_is_no_part_of_the_loss(scales: tuple[floa
 
 
 @pytest.mark.parametrize("passes_first", [False, True])
-def test_the_loss_of_another_optimizer_is_not_the_steps(passes_first: bool, tmp_path: Path) -> None:
+def test_the_loss_of_another_optimizer_is_not_part_of_the_step(passes_first: bool, tmp_path: Path) -> None:
     """A discriminator and its generator, or an architecture and its weights on two loaders. If both passes come before
     the updates, they cannot be told apart, and are summed."""
     first, leader = nn.Linear(4, 1), nn.Linear(4, 1)
@@ -205,7 +205,7 @@ def test_the_loss_of_another_optimizer_is_not_the_steps(passes_first: bool, tmp_
     assert losses == [(100.0 + 2 * number if passes_first else float(number),) for number in range(5)]
 
 
-def test_a_nan_in_the_loss_of_another_optimizer_is_one_of_the_step(tmp_path: Path) -> None:
+def test_a_nan_in_the_loss_of_another_optimizer_counts_for_the_step(tmp_path: Path) -> None:
     first, leader = nn.Linear(4, 1), nn.Linear(4, 1)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, leader)]
     auto_attach(run_dir=tmp_path / "run", watch=False)

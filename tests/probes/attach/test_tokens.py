@@ -49,7 +49,7 @@ class TableEmbedding(nn.Module):
         return nn.functional.embedding(ids, self.weight)
 
 
-def test_an_embedding_of_the_models_own_looks_up_tokens() -> None:
+def test_a_custom_embedding_looks_up_tokens() -> None:
     model = Language()
     model.embedding = TableEmbedding()  # type: ignore[assignment]
     assert flops_per_token(model) == flops_per_token(Language())

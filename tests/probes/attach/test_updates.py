@@ -103,7 +103,7 @@ def test_a_loop_of_tensors_without_a_module_or_optimizer_has_steps(clears: bool,
     assert rows == [(n + 1, pytest.approx(loss), True if n < 4 else None) for n, loss in enumerate(losses)]
 
 
-def test_parameters_that_stand_in_for_others_are_no_update(tmp_path: Path) -> None:
+def test_replacing_parameters_is_not_an_update(tmp_path: Path) -> None:
     """As FSDP2's do between a forward pass and its backward pass: the optimizer has the sharded ones."""
     model = nn.Linear(4, 1, bias=False)
     auto_attach(run_dir=tmp_path / "run", watch=False)
@@ -121,7 +121,7 @@ def test_parameters_that_stand_in_for_others_are_no_update(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("error")
-def test_values_that_stand_in_for_parameters_are_no_update_and_raise_no_warning(tmp_path: Path) -> None:
+def test_values_passed_in_place_of_parameters_are_not_an_update_and_raise_no_warning(tmp_path: Path) -> None:
     """As in MAML: `functional_call` with parameters that were updated within the step."""
     model = nn.Linear(4, 1)
     auto_attach(run_dir=tmp_path / "run", watch=False)
@@ -140,7 +140,7 @@ def test_values_that_stand_in_for_parameters_are_no_update_and_raise_no_warning(
     assert "attach.forward" not in error_counts
 
 
-def test_gradients_that_are_used_before_the_first_step_of_an_optimizer_end_no_step(tmp_path: Path) -> None:
+def test_gradients_used_before_the_first_step_of_an_optimizer_do_not_end_a_step(tmp_path: Path) -> None:
     """As sharpness-aware minimization uses them."""
     model = nn.Linear(4, 1)
     auto_attach(run_dir=tmp_path / "run", watch=False)
@@ -238,7 +238,7 @@ def test_a_second_training_may_have_several_optimizers(tmp_path: Path) -> None:
     assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == [11]
 
 
-def test_a_discriminator_that_joins_late_does_not_lead(tmp_path: Path) -> None:
+def test_a_discriminator_that_joins_late_does_not_end_steps(tmp_path: Path) -> None:
     """As it does where an autoencoder is trained alone at first: steps end with the generator's updates."""
     auto_attach(run_dir=tmp_path / "run", watch=False)
     models = [nn.Linear(4, 1) for _ in range(2)]
@@ -292,7 +292,7 @@ def test_models_that_are_trained_in_turn_on_each_batch_have_a_step_a_batch(order
     assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == []
 
 
-def test_an_optimizer_for_later_does_not_keep_the_first_step_open(tmp_path: Path) -> None:
+def test_an_optimizer_used_later_does_not_keep_the_first_step_open(tmp_path: Path) -> None:
     first, later = nn.Linear(4, 1), nn.Linear(4, 1)
     trainings = [(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (first, later)]
     auto_attach(run_dir=tmp_path / "run", watch=False)
@@ -317,7 +317,7 @@ class Sharded(torch.optim.Optimizer):
         self.optim.step(closure)
 
 
-def test_a_step_inside_of_another_optimizers_step_is_part_of_it(tmp_path: Path) -> None:
+def test_a_step_inside_the_step_of_another_optimizer_is_part_of_it(tmp_path: Path) -> None:
     model = nn.Linear(4, 1)
     auto_attach(run_dir=tmp_path / "run", watch=False)
     optimizer = Sharded(list(model.parameters()))
@@ -352,7 +352,7 @@ def test_a_step_that_raised_does_not_hide_those_of_another_optimizer(tmp_path: P
     ("kind", "loaded", "expected"),
     [(torch.optim.AdamW, True, 3), (torch.optim.AdamW, False, None), (torch.optim.SGD, True, None)],
 )
-def test_the_first_update_says_what_a_loaded_optimizer_counts(
+def test_the_first_update_records_the_count_of_a_loaded_optimizer(
     kind: Any, loaded: bool, expected: int | None, tmp_path: Path
 ) -> None:
     """A restart of an attached loop counts its steps from 1 again: only this shows where it went on."""

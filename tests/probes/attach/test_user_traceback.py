@@ -1,4 +1,4 @@
-"""The traceback that a user sees has the frames of the user's code and of torch, and none of ours."""
+"""A printed traceback has the frames of the user's code and of torch, and none of ours."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_our_frames_are_removed_from_the_whole_chain() -> None:
     assert trace is raised.value.__traceback__
 
 
-def test_a_traceback_without_a_frame_of_the_users_stays() -> None:
+def test_a_traceback_without_user_frames_is_unchanged() -> None:
     """A script that does not compile: all frames are those that start it."""
     code = compile('compile("l = (", "train.py", "exec")', "/x/rankscope/attached_script.py", "exec")
     with pytest.raises(SyntaxError) as raised:

@@ -1,4 +1,4 @@
-"""The parent of a watch that no launcher keeps: it replaces one that died or stands still, and ends with its watch."""
+"""The parent of a watch without a launcher: it replaces one that died or hangs, and ends with its watch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_watch_that_stands_still_is_killed_and_replaced(node: Node, monkeypatc
     assert "did not answer" in node.replaced()[0]["reason"]
 
 
-def test_a_watch_that_cannot_be_killed_yet_holds_nothing_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_that_cannot_be_killed_yet_blocks_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that waits for a disk ends when the disk answers, also after SIGKILL."""
     monkeypatch.setattr(watch_restarts, "KILL_S", 0.05)
     watch = node.watch("sleep", "300")

@@ -82,7 +82,7 @@ def test_the_caller_is_the_nearest_code_outside_torch() -> None:
     assert len(names.texts) == 2
 
 
-def test_the_same_call_has_a_caller_for_each_way_to_it(tmp_path: Path) -> None:
+def test_each_call_path_to_a_collective_has_its_caller(tmp_path: Path) -> None:
     recorder = TapeRecorder(tmp_path, rank=0, attempt=0)
     calls, group = Calls(recorder, check_nonfinite=False), GroupCalls()
 
@@ -112,7 +112,7 @@ def test_the_same_call_has_a_caller_for_each_way_to_it(tmp_path: Path) -> None:
     assert [name.rpartition(".")[2] for name in found[2:5]] == ["wrapped"] * 3
 
 
-def test_many_kinds_of_calls_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_kinds_of_calls_take_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "MAX_REMEMBERED", 10)
     recorder = TapeRecorder(tmp_path, rank=0, attempt=0)
     calls, group = Calls(recorder, check_nonfinite=False), GroupCalls()
@@ -139,7 +139,7 @@ def test_a_call_from_a_thread_without_python_has_no_caller(tmp_path: Path) -> No
     assert (row["caller"], row["shape"]) == ("", "3")
 
 
-def test_the_standard_library_is_no_caller() -> None:
+def test_the_standard_library_is_not_the_caller() -> None:
     names = _Names()
     callers = CallerNames(names)
     found = []
@@ -152,7 +152,7 @@ def test_the_standard_library_is_no_caller() -> None:
     with manager():
         pass
     assert found[0] is not None
-    assert names.texts[found[0].number - 1].endswith(" test_the_standard_library_is_no_caller")
+    assert names.texts[found[0].number - 1].endswith(" test_the_standard_library_is_not_the_caller")
 
 
 def test_the_walk_is_bounded_and_so_is_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_one_bad_value_is_found(bad: float, dtype: torch.dtype) -> None:
     assert holds_nonfinite([torch.ones(3), tensor]) == 1
 
 
-def test_what_cannot_be_asked_is_unknown_and_overflow_is_finite() -> None:
+def test_unsupported_tensors_are_unknown_and_overflow_of_the_check_is_finite() -> None:
     assert holds_nonfinite([torch.ones(3, dtype=torch.int64)]) == -1
     assert holds_nonfinite([]) == -1
     assert holds_nonfinite([torch.empty(0)]) == 0

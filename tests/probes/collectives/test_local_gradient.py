@@ -78,20 +78,20 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_gradient_of_the_model_by_itself(measured: list[dict[str, Any]], kind: str) -> None:
+def test_the_local_norm_is_that_of_the_model_on_one_rank(measured: list[dict[str, Any]], kind: str) -> None:
     for values in measured:
         assert values[kind] == pytest.approx([values["alone"]] * 2, rel=1e-5)
         assert values[f"{kind} after"] == pytest.approx(values["alone"], rel=1e-5)
     assert len({round(values["alone"], 6) for values in measured}) == 4
 
 
-def test_nothing_reduced_is_not_zero() -> None:
+def test_a_step_without_reductions_has_no_norm() -> None:
     unreduced = UnreducedNorm()
     unreduced.begin(CPU)
     assert unreduced.end().isnan().all()
 
 
-def test_a_scale_that_is_not_known_is_no_norm() -> None:
+def test_a_reduction_with_an_unknown_scale_has_no_norm() -> None:
     unreduced = UnreducedNorm()
     unreduced.begin(CPU)
     unreduced.add("all_reduce", [torch.ones(4)], dist.ReduceOp.MAX, 2)

@@ -81,7 +81,7 @@ def test_a_step_is_known_while_the_next_one_is_computed_and_both_again(inputs: R
     assert inputs.nonfinite(40) is False, "only the repetition is kept"
 
 
-def test_it_is_one_norm_a_parameter_and_no_copy_of_a_gradient(inputs: ReductionInputs) -> None:
+def test_each_parameter_costs_one_norm_and_no_copy_of_its_gradient(inputs: ReductionInputs) -> None:
     model = sharded()
     inputs.begin(1)
     backward(model)

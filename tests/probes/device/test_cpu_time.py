@@ -53,7 +53,7 @@ def one_core() -> Iterator[int]:
     os.sched_setaffinity(0, before)
 
 
-def test_a_neighbour_on_the_core_shows_as_waiting_and_not_as_work(one_core: int) -> None:
+def test_a_busy_core_shows_as_waiting_and_not_as_work(one_core: int) -> None:
     neighbours = [subprocess.Popen([sys.executable, "-c", "print(1, flush=True)\nwhile 1: pass"],
                                    stdout=subprocess.PIPE) for _ in range(2)]  # fmt: skip
     try:
@@ -73,7 +73,7 @@ def test_a_neighbour_on_the_core_shows_as_waiting_and_not_as_work(one_core: int)
     assert unexplained_ratio(use, wall_s) < UNEXPLAINED_RATIO
 
 
-def test_it_follows_the_thread_that_runs_the_steps() -> None:
+def test_cpu_time_follows_the_thread_that_runs_the_steps() -> None:
     measured, found = CoreTime(), []
     measured.begin()
     measured.end()
@@ -90,7 +90,7 @@ def test_it_follows_the_thread_that_runs_the_steps() -> None:
     assert found[0].run_delay_ns >= 0
 
 
-def test_a_kernel_that_does_not_tell_is_no_zero(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kernel_without_scheduler_statistics_gives_no_zero(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(core_time, "_SCHEDSTAT", str(tmp_path / "nowhere"))
     use, _ = used()
     assert use.run_delay_ns == NONE

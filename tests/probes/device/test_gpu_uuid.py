@@ -36,7 +36,7 @@ def test_a_slice_of_a_gpu_has_its_own_name(monkeypatch: pytest.MonkeyPatch) -> N
     assert device_uuid("cuda:0") == f"MIG-{uuid.UUID(int=7)}"
 
 
-def test_a_cpu_has_none(tmp_path: Path) -> None:
+def test_a_cpu_has_no_uuid(tmp_path: Path) -> None:
     assert device_uuid("cpu") == ""
     TapeRecorder(tmp_path, rank=0, attempt=0, world_size=1, device="cpu").close()
     assert "device_uuid" not in read_events(tmp_path / "events.jsonl")[0][0]

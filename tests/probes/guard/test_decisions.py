@@ -25,7 +25,7 @@ def failure(step: int) -> Verdict:
 
 
 @pytest.mark.parametrize("value", BAD)
-def test_a_value_that_is_not_finite_is_refused_and_never_learnt(value: float) -> None:
+def test_a_nonfinite_value_is_refused_and_never_learned_from(value: float) -> None:
     guard = Guard(Ledger(), max_rollbacks=8)
     trained(guard, range(1, 6))
     before = guard.state()
@@ -61,7 +61,7 @@ def test_a_batch_is_trained_again_once_where_the_repeated_step_was_good() -> Non
         guard.decide(failure(24), 23, is_transient=True)
 
 
-def test_the_ladder() -> None:
+def test_repeated_failures_climb_the_ladder() -> None:
     """Three times the batch alone, then windows and a lower rate, then the end."""
     ledger = Ledger()
     guard = Guard(ledger, max_rollbacks=100)
@@ -110,7 +110,7 @@ def test_rolled_back_steps_are_not_in_a_window() -> None:
     assert guard.decide(failure(4), 4).batches == (0, 1, 2, 4)
 
 
-def test_ranks_agree_whatever_they_saw_alone() -> None:
+def test_ranks_agree_whatever_their_local_values() -> None:
     """The guard has no other input than reduced values: two of them never part."""
     one, other = (Guard(Ledger(), max_rollbacks=8) for _ in range(2))
     for guard in (one, other):
@@ -124,7 +124,7 @@ def corrupted(step: int, *devices: str) -> Verdict:
     return Verdict(step=step, kind="corruption", reason="a bit", healthy_step=8, devices=devices, ranks=ranks)
 
 
-def test_corruption_blames_no_batch_and_lowers_no_rate() -> None:
+def test_corruption_skips_no_batch_and_lowers_no_rate() -> None:
     ledger = Ledger()
     guard = Guard(ledger, max_rollbacks=8)
     trained(guard, range(1, 12))

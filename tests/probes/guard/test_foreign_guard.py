@@ -1,4 +1,4 @@
-"""The guard in somebody else's loop: what it refuses, where it goes back to, and when it gives up."""
+"""The guard in a user's loop: what it refuses, where it goes back to, and when it gives up."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_jump_of_the_loss_is_refused() -> None:
     assert loop.guard.last.kind == "spike"
 
 
-def test_it_gives_up_on_a_loop_that_always_fails() -> None:
+def test_the_guard_gives_up_on_a_loop_that_always_fails() -> None:
     loop = Loop()
     loop.step()
     for _ in range(5):
@@ -121,7 +121,7 @@ def test_a_step_without_gradients_is_judged_by_its_loss() -> None:
     assert loop.guard.refuses(float("nan"))
 
 
-def test_without_any_parameters_it_says_what_is_missing() -> None:
+def test_a_guard_without_parameters_says_what_is_missing() -> None:
     model = nn.Linear(8, 1)
     with pytest.raises(ValueError, match="pass parameters="):
         guard(model.state_dict, model.load_state_dict).refuses(1.0)

@@ -30,7 +30,7 @@ def test_every_batch_is_either_skipped_or_met_once(skipped: list[int]) -> None:
     assert sorted(met + skipped) == list(range(80))
 
 
-def test_it_comes_back_from_the_disk_as_it_was(tmp_path: Path) -> None:
+def test_a_ledger_survives_the_disk_unchanged(tmp_path: Path) -> None:
     ledger = Ledger(path=tmp_path / "ledger.json", rollbacks=2, failures=1, good_step=50, rate_scale=0.5)
     for batch in (40, 7):
         ledger.skip(batch, f"reason {batch}")
@@ -49,7 +49,7 @@ def test_a_damaged_file_is_reported_and_loses_only_its_contents(text: str, tmp_p
     assert ledger == Ledger(path=path)
 
 
-def test_no_file_is_no_problem(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_empty_ledger(tmp_path: Path) -> None:
     assert Ledger.load(tmp_path / "ledger.json") == (Ledger(path=tmp_path / "ledger.json"), "")
 
 
@@ -83,7 +83,7 @@ def test_the_newer_of_both_files_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOTCONN, errno.EREMOTEIO])
-def test_a_file_that_cannot_be_read_now_is_no_empty_ledger(
+def test_an_unreadable_file_is_not_an_empty_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     path = tmp_path / "ledger.json"

@@ -32,7 +32,7 @@ def spike_steps(verdicts: list[SpikeVerdict]) -> list[int]:
 
 @pytest.mark.parametrize("noise", [0.002, 0.03, 0.08])
 @pytest.mark.parametrize("descent_steps", [5.0, 60.0, 300.0])
-def test_an_ordinary_run_is_silent(noise: float, descent_steps: float) -> None:
+def test_an_ordinary_run_has_no_spike(noise: float, descent_steps: float) -> None:
     for seed in range(25):
         curve = training_curve(seed, noise=noise, descent_steps=descent_steps)
         assert spike_steps(judge(*curve)) == [], (seed, noise, descent_steps)
@@ -64,7 +64,7 @@ def test_a_high_gradient_norm_alone_is_no_spike() -> None:
     assert spike_steps(judge(loss, grad_norm)) == []
 
 
-def test_neither_nan_nor_a_spike_blinds_it() -> None:
+def test_nan_and_spikes_do_not_hide_later_spikes() -> None:
     loss, grad_norm = training_curve(1, noise=0.02)
     for where in range(100, 140, 2):
         loss[where] = math.nan
@@ -82,7 +82,7 @@ def test_a_divergence_stays_a_spike_until_it_is_the_new_normal() -> None:
     assert spike_steps(judge(loss, grad_norm)) == list(range(201, 201 + policy.relearn_after))
 
 
-def test_every_rank_says_the_same_and_a_restart_goes_on() -> None:
+def test_a_restarted_detector_gives_the_same_verdicts() -> None:
     loss, grad_norm = training_curve(3)
     loss[300] *= 2
     whole = judge(loss, grad_norm)

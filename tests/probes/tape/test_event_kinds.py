@@ -39,7 +39,7 @@ def written_out(tree: ast.AST) -> Iterator[ast.expr]:
             yield from node.comparators
 
 
-def test_no_kind_stands_in_the_code_as_text() -> None:
+def test_no_code_spells_a_kind_as_a_string() -> None:
     found = []
     for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
         name = path.relative_to(ROOT).as_posix()
@@ -83,7 +83,7 @@ def test_an_entry_is_complete(kind: event_kinds.EventKind) -> None:
         assert not field.name.endswith("_bytes") or field.unit == "By"
 
 
-def test_tables_that_are_made_of_events_and_kinds_that_are_tables_agree() -> None:
+def test_event_tables_and_event_kinds_agree() -> None:
     of_tables = {table.event_kind: table.name for table in TABLES.values() if table.event_kind}
     assert {kind.name: kind.table for kind in EVENT_KINDS.values() if kind.table} == of_tables
 

@@ -56,7 +56,7 @@ def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
         RunDir.open(folder)
 
 
-def test_a_run_is_its_users_own(tmp_path: Path) -> None:
+def test_a_run_is_readable_only_by_its_user(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir(mode=0o755)
     for run in (
         RunDir.create(tmp_path, name="a", manifest={}),
@@ -85,7 +85,7 @@ def test_an_empty_folder_whose_mode_cannot_be_changed_is_taken_as_it_is(
     assert RunDir.is_run(tmp_path)
 
 
-def test_a_manifest_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_manifest_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path, ranks=1, steps=3)
 
     def failing(path: Path, limit_bytes: int) -> bytes:

@@ -31,7 +31,7 @@ from tests.probes.tape.secret_forms import BODIES, BODY, FORMS
         ("ghp_0123456789abcdefghijklmnopqrst", "ghp_0123456789abcdefghijklmnopqrst"),
     ],
 )
-def test_secrets_go(text: str, secret: str) -> None:
+def test_secrets_are_redacted(text: str, secret: str) -> None:
     found = Redactor()(text)
     assert secret not in found
     assert "(redacted)" in found
@@ -39,7 +39,7 @@ def test_secrets_go(text: str, secret: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_secrets_of_many_services_and_notations_go(form: str) -> None:
+def test_secrets_of_many_services_and_notations_are_redacted(form: str) -> None:
     for text in (form, f"{{'message': {form!r}}}", f"first\n[rank1]: {form}\nlast"):
         found = Redactor()(text.replace("{}", BODY))
         assert [body for body in BODIES if body in found] == []
@@ -64,11 +64,11 @@ def test_secrets_of_many_services_and_notations_go(form: str) -> None:
         "curl https://pytorch.org -o x and mysql is down, basic training, cookie cutter",
     ],
 )
-def test_plain_text_stays(text: str) -> None:
+def test_plain_text_is_not_redacted(text: str) -> None:
     assert Redactor()(text) == text
 
 
-def test_settings_and_named_values_go_and_json_stays_json() -> None:
+def test_secret_settings_and_named_values_are_redacted_and_json_stays_valid() -> None:
     manifest = {
         "config": {"alerts": {"webhook": "https://example.org/h/xyz123", "command": ""}, "optim": {"lr": 0.1}},
         "command": ["rankscope", "train", "--set", "alerts.webhook=https://example.org/h/xyz123"],

@@ -48,7 +48,7 @@ def _steps(path: Path) -> list[int]:
     return [event["step"] for event in events]
 
 
-def test_what_a_full_disk_did_not_take_is_written_once_it_does(tmp_path: Path) -> None:
+def test_events_refused_by_a_full_disk_are_written_once_it_has_room(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     before = error_counts["events"]
     writer = refused(path, range(3))
@@ -64,7 +64,7 @@ def test_what_a_full_disk_did_not_take_is_written_once_it_does(tmp_path: Path) -
     assert writer.saved_to is None
 
 
-def test_what_is_never_taken_is_saved_and_restored_once(tmp_path: Path, temporary_folder: Path) -> None:
+def test_events_that_are_never_written_are_saved_and_restored_once(tmp_path: Path, temporary_folder: Path) -> None:
     path, other = tmp_path / "events.jsonl", tmp_path / "other.jsonl"
     writer = refused(path, range(2))
     writer.close()
@@ -87,7 +87,7 @@ def test_two_processes_save_into_one_file(tmp_path: Path) -> None:
     assert _steps(path) == [0, 1, 2, 3]
 
 
-def test_a_disk_that_is_still_full_keeps_what_was_saved(tmp_path: Path) -> None:
+def test_saved_events_stay_while_the_disk_is_full(tmp_path: Path) -> None:
     link = tmp_path / "events.jsonl"
     saved = save_unwritten(FULL, [b"{}\n"])
     assert saved is not None
@@ -108,7 +108,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, temporary_folder: 
     assert restore_unwritten([path]) == 0
 
 
-def test_no_more_is_kept_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritten_events_are_kept_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probes.tape.events.MAX_UNWRITTEN_BYTES", 1000)
     path = tmp_path / "events.jsonl"
     writer = refused(path, range(100))

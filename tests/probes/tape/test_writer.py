@@ -137,7 +137,7 @@ def read_capacity(folder: Path, tape: TapeWriter) -> int:
     return read_segment(segment_paths(folder, "gradients")[0]).header.capacity
 
 
-def test_threads_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_threads_lose_no_record(tmp_path: Path) -> None:
     # A thread may be suspended in the middle for some ten milliseconds, in which the others fill 10 000 records: well
     # within two segments of the size that is used.
     tape = _writer(tmp_path)
@@ -219,7 +219,7 @@ for step in range(10**9):
 """
 
 
-def test_sigkill_loses_nothing(tmp_path: Path) -> None:
+def test_sigkill_loses_no_record(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     victim = subprocess.Popen(
         [sys.executable, "-c", _VICTIM, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=root

@@ -54,14 +54,14 @@ def test_variables_are_set_for_the_rank(built: Path, tmp_path: Path) -> None:
     assert load_plugin(tmp_path, rank=3, attempt=3, has_gpu=True).is_set
 
 
-def test_without_a_gpu_nothing_happens(built: Path, tmp_path: Path) -> None:
+def test_the_plugin_is_not_loaded_without_a_gpu(built: Path, tmp_path: Path) -> None:
     loading = load_plugin(tmp_path, rank=0, attempt=0, has_gpu=False)
     assert loading.state == "no_gpu"
     assert not loading.should_log
     assert "NCCL_PROFILER_PLUGIN" not in os.environ
 
 
-def test_a_gpu_that_is_hidden_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_gpu_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.glob, "glob", lambda pattern: ["/dev/nvidia0"])
     assert gpu_is_present()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
