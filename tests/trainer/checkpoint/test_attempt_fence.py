@@ -27,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return RunDir.create(tmp_path, name="fenced", manifest={})
 
 
-def test_no_two_claims_get_one_number(run: RunDir) -> None:
+def test_each_claim_gets_a_unique_number(run: RunDir) -> None:
     taken: list[int] = []
     claimers = [threading.Thread(target=lambda: taken.append(fence.claim(run))) for _ in range(16)]
     for claimer in claimers:

@@ -15,7 +15,7 @@ NAMES = [name for name in FOLLOWERS if name]
 
 
 @pytest.mark.parametrize(("before", "after"), sorted(itertools.product(FOLLOWERS, NAMES)))
-def test_only_what_is_drawn_may_happen(before: str, after: str) -> None:
+def test_only_documented_transitions_are_allowed(before: str, after: str) -> None:
     states = States()
     if before:
         states.found(7, before)
@@ -29,7 +29,7 @@ def test_only_what_is_drawn_may_happen(before: str, after: str) -> None:
 
 
 @given(st.lists(st.sampled_from(NAMES), max_size=30))
-def test_no_way_to_good_but_over_verified_and_none_back_from_condemned(wishes: list[str]) -> None:
+def test_good_follows_only_verified_and_nothing_leads_back_from_condemned(wishes: list[str]) -> None:
     states, history = States(), [""]
     for wish in wishes:
         try:
@@ -46,7 +46,7 @@ def test_no_way_to_good_but_over_verified_and_none_back_from_condemned(wishes: l
             assert after in ("writing", "removed")
 
 
-def test_steps_do_not_mix() -> None:
+def test_steps_have_independent_states() -> None:
     states = States()
     states.advance(1, "writing")
     assert states.of(2) == ""

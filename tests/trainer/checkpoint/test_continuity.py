@@ -53,13 +53,13 @@ def test_what_is_not_restored_is_named(where: str, part: str, tmp_path: Path, mo
     assert differences(tmp_path, 1) == [[part]]
 
 
-def test_other_data_are_told(tmp_path: Path) -> None:
+def test_changed_data_are_named(tmp_path: Path) -> None:
     run_loop(with_steps(small(), 12), tmp_path, rank=0, world_size=1, stop_at_step=8)
     run_loop(with_steps(small(run={"seed": 5}), 12), tmp_path, rank=0, world_size=1, attempt=1)
     assert differences(tmp_path, 1) == [["data"]]
 
 
-def test_an_edit_far_from_the_next_batch_is_told(tmp_path: Path) -> None:
+def test_an_edit_far_from_the_next_batch_is_named(tmp_path: Path) -> None:
     """Of a text, and of tokens in a .bin of which only samples are read; neither number of tokens changes."""
     text, tokens = tmp_path / "a.txt", tmp_path / "train.bin"
     text.write_text("abcdefgh" * 4096)
@@ -87,7 +87,7 @@ def _stream(path: Path, cache: Path) -> BatchStream:
     return training_stream(config, open_corpus(config.data, config.model.vocab_size))
 
 
-def test_other_data_in_memory_copies_are_told(tmp_path: Path) -> None:
+def test_changed_data_are_named_with_memory_copies(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("abcdefgh" * 4096)
     data = {"path": [str(text)], "cache_dir": str(tmp_path / "cache")}
@@ -109,7 +109,7 @@ def test_a_resume_is_silent_on_the_same_mesh_and_on_another(tmp_path: Path) -> N
     assert [differences(tmp_path, attempt, rank) for attempt in (1, 2) for rank in (0, 1)] == [[], [], [], []]
 
 
-def test_signatures_see_each_part() -> None:
+def test_a_signature_covers_each_part_of_the_state() -> None:
     tensors = {"model.a": torch.ones(3), "model.b": torch.zeros(3), "optimizer.a.step": torch.tensor(2.0)}
     rng = {"torch": torch.arange(8)}
     before = signature(tensors, rng)

@@ -141,7 +141,7 @@ def test_all_ranks_start_over_and_resume_together(tmp_path: Path) -> None:
     assert checkpoint_steps(tmp_path / "checkpoints" / "before-attempt-1") == [8]
 
 
-def test_condemned_ones_do_not_end_the_restart(tmp_path: Path) -> None:
+def test_condemned_checkpoints_do_not_stop_the_restart(tmp_path: Path) -> None:
     config = _config(memory_interval=0)
     _die(tmp_path, 0, 9, config)
     condemned = tmp_path / "checkpoints" / "step-00000008.condemned"
@@ -165,7 +165,7 @@ def test_a_launcher_that_is_not_ours_asks_by_its_ranks_settings_in_their_first_l
     assert checkpoint_steps(tmp_path / "checkpoints" / "before-attempt-1") == [8]
 
 
-def test_what_cannot_be_moved_is_not_trained_over(tmp_path: Path) -> None:
+def test_checkpoints_that_cannot_be_moved_are_not_overwritten(tmp_path: Path) -> None:
     config = _config(memory_interval=0)
     _die(tmp_path, 0, 9, config)
     _ask(tmp_path, 1)

@@ -257,7 +257,7 @@ def test_a_mistake_names_the_file_or_the_option_that_holds_it(tmp_path: Path) ->
         ([], 0, ["world size = 0"]),
     ],
 )
-def test_layout_that_cannot_be(overrides: list[str], world_size: int, expected: list[str]) -> None:
+def test_impossible_layout(overrides: list[str], world_size: int, expected: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(load_config(None, overrides), world_size)
     check_line(str(caught.value), expected)

@@ -83,7 +83,7 @@ def test_splits_do_not_overlap() -> None:
 
 
 @given(count=st.integers(1, 3000), seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 1000))
-def test_permutation_is_one(count: int, seed: int, epoch: int) -> None:
+def test_permutation_contains_each_number_once(count: int, seed: int, epoch: int) -> None:
     order = permute(np.arange(count), count, (seed, epoch))
     assert sorted(order) == list(range(count))
 

@@ -43,7 +43,9 @@ def stream_of(mixture: Mixture, *, seed: int = 0, split: str = "train", ratio: f
 
 
 @given(sizes=SIZES, epochs=st.lists(st.integers(0, 3), min_size=4, max_size=4), seed=st.integers(0, 2**31 - 1))
-def test_whole_epochs_are_each_sequence_so_often_in_every_pass(sizes: list[int], epochs: list[int], seed: int) -> None:
+def test_whole_epochs_repeat_each_sequence_as_often_in_every_pass(
+    sizes: list[int], epochs: list[int], seed: int
+) -> None:
     epochs = [max(1, epochs[0]), *epochs[1 : len(sizes)]]
     mixture = Mixture(parts={}, epochs=tuple(map(float, epochs)))
     order = MixtureOrder(mixture.pass_lengths(sizes), sizes)

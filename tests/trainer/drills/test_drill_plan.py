@@ -68,7 +68,7 @@ def test_every_scenario_can_be_parsed_and_its_mesh_resolved(mesh: str) -> None:
             assert resolve(config, 4).world_size == 4
 
 
-def test_seeds_give_other_places_and_the_same_again() -> None:
+def test_seeds_give_different_places_reproducibly() -> None:
     def places(name: str) -> list[tuple[int, int]]:
         plan = plan_drill(CONFIG, [name], meshes=["ddp"], seeds=12, num_ranks=4)
         return [(s.faults[0].step, s.faults[0].rank) for s in plan.scenarios]
@@ -90,7 +90,7 @@ def test_what_a_mesh_has_no_place_for_is_left_out_and_said() -> None:
 
 
 @pytest.mark.parametrize(("mesh", "ranks", "words"), [("ring", 4, "unknown"), ("fsdp*tp", 2, "at least 4")])
-def test_meshes_that_cannot_be(mesh: str, ranks: int, words: str) -> None:
+def test_impossible_meshes_are_refused(mesh: str, ranks: int, words: str) -> None:
     with pytest.raises(DrillError, match=words):
         plan_drill(CONFIG, ["kill"], meshes=[mesh], seeds=1, num_ranks=ranks)
 

@@ -77,12 +77,12 @@ def test_a_fault_that_was_named_live(tmp_path: Path) -> None:
     assert 0 < result.useful_s <= result.span_s
 
 
-def test_what_only_the_post_mortem_says_was_seen_after(tmp_path: Path) -> None:
+def test_a_fault_found_only_by_the_post_mortem_was_seen_after(tmp_path: Path) -> None:
     (answer,) = score(nan_run(tmp_path), [NAN]).answers
     assert (answer.seen, answer.right_rank, answer.finding_s) == ("after", True, None)
 
 
-def test_the_wrong_rank_is_seen_and_not_right(tmp_path: Path) -> None:
+def test_a_finding_on_the_wrong_rank_is_seen_and_not_right(tmp_path: Path) -> None:
     wrong = parse_fault("nan_grad@step=12,rank=1")
     run = make_run(tmp_path, steps=20, nan={2: 12}, gradients_every=1)
     write(run, 1, "fault_injected", wall_ns=begin_ns(run, rank=1, step=12), fault="nan_grad", parameters={})
@@ -101,7 +101,7 @@ def test_a_live_alarm_that_was_taken_back_is_still_an_alarm(tmp_path: Path) -> N
     assert (alarm.kind, alarm.ranks) == ("straggler", (0,))
 
 
-def test_what_may_be_said_is_no_alarm_and_what_must_be_on_record_is_missed(tmp_path: Path) -> None:
+def test_allowed_findings_are_no_alarm_and_missing_required_events_are_problems(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=20)
     slow = parse_fault("slow_disk@step=12,rank=2")
     write(run, 2, "fault_injected", wall_ns=begin_ns(run, rank=2, step=12), fault="slow_disk", parameters={})
@@ -130,7 +130,7 @@ def test_a_trap_must_be_met_with_silence(tmp_path: Path) -> None:
     assert [alarm.kind for alarm in score(run, [pause]).false_alarms] == ["hang"]
 
 
-def test_a_fault_that_never_struck_is_told_apart(tmp_path: Path) -> None:
+def test_a_fault_that_never_struck_is_not_injected(tmp_path: Path) -> None:
     result = score(make_run(tmp_path, steps=20), [NAN])
     assert not result.injected
     assert result.answers[0].seen == ""
@@ -177,7 +177,7 @@ def test_two_faults_of_one_kind_need_two_findings(tmp_path: Path) -> None:
     assert [answer.seen for answer in score(run, [NAN, second]).answers] == ["after", ""]
 
 
-def test_whose_the_finding_must_be(tmp_path: Path) -> None:
+def test_a_finding_must_name_the_expected_ranks(tmp_path: Path) -> None:
     cases: list[tuple[Any, list[int], bool]] = [
         ("rank", [2], True), ("rank", [1, 2], False), ("rank", [], False),
         ("among", [1, 2], True), ("among", [1, 3], False),

@@ -20,7 +20,7 @@ from trainer.faults.injectors import process, slow_compute
 from trainer.faults.options import KINDS, Fault, FaultError, parse_fault
 
 
-def test_what_can_be_asked_for() -> None:
+def test_faults_are_parsed_with_their_options() -> None:
     fault = parse_fault(" slow_compute@step=60, rank=3 ,factor=1.5,until=80")
     assert fault == Fault(
         kind="slow_compute",
@@ -74,7 +74,7 @@ def test_mistakes_are_one_line_with_what_is_allowed(text: str, words: list[str])
     ("text", "words"),
     [("kill@step=1,rank=7", "ranks 0 to 0"), ("nan_grad@step=1,rank=0,parameter=blocks.9.x", "'blocks.9.x'")],
 )
-def test_what_is_not_there_cannot_be_broken(text: str, words: str, tmp_path: Path) -> None:
+def test_a_fault_without_its_target_is_refused(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(FaultError, match=words):
         run_loop(with_steps(small(), 2), tmp_path, rank=0, world_size=1, faults=[text])
 

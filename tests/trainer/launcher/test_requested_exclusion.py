@@ -30,7 +30,7 @@ def request(**more: Any) -> ExclusionRequest:
         (8, 3, {"min_size_ratio": 0.99}, ""),  # as large as before
     ],
 )
-def test_the_run_must_not_lose_by_it(batch: int, met: int, asked: dict[str, Any], refused: str) -> None:
+def test_an_exclusion_must_not_slow_the_run(batch: int, met: int, asked: dict[str, Any], refused: str) -> None:
     assert refusal(config(batch), request(**asked), num_available=met, leaving=1) == refused
 
 

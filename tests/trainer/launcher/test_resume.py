@@ -80,7 +80,7 @@ def _stop_and_resume(rank: int, world_size: int, folder: Path, layouts: dict[str
 
 @pytest.mark.timeout(320)  # half a minute on an idle machine
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_stopped_and_resumed_is_never_stopped(world_size: int, tmp_path: Path) -> None:
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(world_size: int, tmp_path: Path) -> None:
     layouts = {name: parallel for name, (size, parallel) in LAYOUTS.items() if size == world_size}
     assert all(run_ranks(_stop_and_resume, world_size=world_size, args=(tmp_path, layouts), deadline_s=300))
 

@@ -38,7 +38,7 @@ def _launched(monkeypatch: pytest.MonkeyPatch, run: RunDir | None, tmp_path: Pat
     return given[0]
 
 
-def test_only_the_launch_that_asks_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_launch_that_asks_starts_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = "checkpoint.resume=false"
     assert _launched(monkeypatch, None, tmp_path, asked).checkpoint.resume, "a new run has nothing to start over"
     run = RunDir.open(tmp_path / "latest")

@@ -55,7 +55,7 @@ def test_a_second_ctrl_c_ends_at_once_after_the_verdict() -> None:
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
-def test_it_is_over_when_the_budget_is() -> None:
+def test_the_launch_ends_when_the_budget_is_spent() -> None:
     with _in_c(0.01) as (process, output):
         process.send_signal(signal.SIGINT)
         assert [output.readline() for _ in range(2)] == [b"announce 2\n", b"report 2\n"]
@@ -122,6 +122,6 @@ def test_nohup_stays_respected_and_a_background_job_is_stopped(ignored: signal.S
 
 
 @pytest.mark.parametrize("grace_s", [1.0, 10.0, 20.0, 600.0])
-def test_ranks_have_what_their_records_leave(grace_s: float) -> None:
+def test_the_grace_period_of_ranks_is_within_the_budget(grace_s: float) -> None:
     assert 0 < rank_grace_s(grace_s) < budget_s(grace_s)
     assert grace_s < 14 or budget_s(grace_s) < grace_s

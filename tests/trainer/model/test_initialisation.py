@@ -64,7 +64,7 @@ def test_every_layout_starts_from_the_same_values() -> None:
 
 
 @pytest.mark.parametrize("shape", [(70, 1100), (3, 40, 600), (32, 512), (1, 7)])
-def test_a_part_has_the_numbers_that_the_whole_has_there(shape: tuple[int, ...]) -> None:
+def test_a_part_equals_the_same_slice_of_the_whole(shape: tuple[int, ...]) -> None:
     whole = initial_weights._normal("0/some.weight", tuple(slice(0, size) for size in shape))
     assert abs(float(whole.mean())) < 5 / whole.numel() ** 0.5
     generator = np.random.default_rng(0)

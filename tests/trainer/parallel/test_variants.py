@@ -166,7 +166,9 @@ def single() -> dict[str, Outcome]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_variant(name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
+def test_a_variant_computes_the_same(
+    name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]
+) -> None:
     compare(single[_computed(VARIANTS[name])], [rank[name] for rank in two_ranks], loss=1e-4, parameter=5e-4)
 
 
@@ -178,7 +180,9 @@ def test_one_rank_with_its_state_in_host_memory(single: dict[str, Outcome]) -> N
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_rounded(name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
+def test_a_variant_that_rounds_stays_close(
+    name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]
+) -> None:
     """Adam moves a weight whose gradient is nearly zero by a whole step either way: hence the norms."""
     expected = single[_computed(ROUNDED[name])]
     parameters: dict[str, torch.Tensor] = {}

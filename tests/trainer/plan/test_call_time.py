@@ -47,6 +47,6 @@ def test_a_copy_to_the_host_has_no_hops() -> None:
     assert us(call("copy", 8, size=1), 1) == pytest.approx(8 / (RATE * LINK_EFFICIENCY) * 1e6)
 
 
-def test_a_group_knows_its_nodes() -> None:
+def test_the_nodes_of_a_group_follow_from_its_stride_and_size() -> None:
     found = [hardware().num_nodes(stride=stride, size=size) for stride, size in ((1, 8), (1, 16), (8, 4), (4, 4))]
     assert found == [1, 2, 4, 2]

@@ -343,7 +343,7 @@ def test_numbers_of_tokens(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "many", "0", "-3B", "nan", "inf"])
-def test_no_number_of_tokens(text: str) -> None:
+def test_an_invalid_number_of_tokens_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="must be a number of tokens like 300B"):
         parse_tokens(text)
 

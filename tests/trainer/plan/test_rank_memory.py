@@ -84,7 +84,7 @@ def of_experts(rank: int, world_size: int, repeats: int) -> RankMeasured:
 
 
 @later("experts and FSDP apart: trainer/plan/test_plan.py and the test above; beside it in tests/trials/trainer")
-def test_experts_that_are_shared_by_fewer_ranks_are_gathered_and_reduced_by_themselves() -> None:
+def test_experts_sharded_over_fewer_ranks_are_gathered_and_reduced_separately() -> None:
     config = settings(EP_FSDP)
     need = rank_memory(config, resolve(config, 4), pp_rank=0, device="cpu")
     ranks = run_ranks(of_experts, world_size=4, args=(1,))

@@ -133,7 +133,7 @@ def test_late_node_and_late_link() -> None:
     assert [(line.check, line.ranks) for line in found] == [("latency", (3,)), ("latency", (5, 6))]
 
 
-def test_taken_core_is_named_unless_all_wait() -> None:
+def test_busy_core_is_named_unless_all_ranks_wait() -> None:
     assert [line.check for line in bad(judge(cluster(4, rank=on_rank(5, core_wait_ratio=0.5))))] == ["cores"]
     assert bad(judge(cluster(4, rank=lambda reading: replace(reading, core_wait_ratio=0.5)))) == []
 

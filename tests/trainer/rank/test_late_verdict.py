@@ -101,7 +101,7 @@ def test_without_copies_the_step_alone_is_left_out(tmp_path: Path) -> None:
     assert_same_bits(met, never)
 
 
-def test_a_nan_that_does_not_come_back_counts_as_at_once(tmp_path: Path) -> None:
+def test_a_nan_that_is_not_reproduced_is_refused_as_with_an_immediate_verdict(tmp_path: Path) -> None:
     """The repeated step is good, and still the step is refused: a device that does so again and again must go."""
     runs = {}
     for verdict in ("late", "at_once"):

@@ -138,7 +138,7 @@ def test_damage_is_found_and_the_newest_whole_one_is_loaded(pristine: Path, trai
     assert len(hits) == len(HARMS) * 4, "every harm was done to every file"
 
 
-def test_if_none_is_whole_nothing_is_loaded(pristine: Path, training: Training, tmp_path: Path) -> None:
+def test_nothing_is_loaded_if_no_checkpoint_is_whole(pristine: Path, training: Training, tmp_path: Path) -> None:
     moments = random.Random(12)
     shutil.copytree(pristine, tmp_path / "checkpoints")
     for step in STEPS:
@@ -177,7 +177,7 @@ def test_storage_that_cannot_be_read_condemns_nothing(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("place", ["folder", "note"])
-def test_condemned_ones_that_cannot_be_read_now_are_not_taken_for_none(
+def test_unreadable_condemned_checkpoints_are_not_taken_for_none(
     training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, place: str
 ) -> None:
     """The disk fails once the finished checkpoints are listed, of which there are none."""
@@ -209,7 +209,7 @@ def test_condemned_ones_that_cannot_be_read_now_are_not_taken_for_none(
         disk.load_newest(Ledger())
 
 
-def test_what_is_read_wrongly_once_is_not_condemned(
+def test_a_checkpoint_misread_once_is_not_condemned(
     pristine: Path, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, real, read = tmp_path / "checkpoints", manifest.digest_file, Counter[str]()
@@ -283,7 +283,7 @@ def test_where_only_damaged_ones_are_left_starting_over_must_be_asked_for(
     assert _disk(folder, training).load_newest(Ledger()) is None, "the guard went back before them by itself"
 
 
-def test_what_was_condemned_does_not_come_back_in_an_older_form(
+def test_a_condemned_checkpoint_is_not_loaded_in_an_older_form(
     pristine: Path, training: Training, tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints"

@@ -163,7 +163,7 @@ def test_all_ranks_take_the_same_state(damaged_on: int, first_step: int, tmp_pat
     assert found == [first_step, first_step]
 
 
-def test_a_copy_that_nobody_vetted_is_not_used(tmp_path: Path) -> None:
+def test_an_unvetted_copy_is_not_used(tmp_path: Path) -> None:
     _die(_config(), tmp_path, 14)  # that of step 12 has two healthy steps, that of step 8 has enough
     again = run_loop(_config(), tmp_path, rank=0, world_size=1, attempt=1)
     assert (_loaded(tmp_path), min(again.losses)) == ([("memory", 8)], 9)
@@ -247,7 +247,7 @@ def test_the_number_of_slots_is_bounded(tmp_path: Path) -> None:
     assert len([path for path in slots if path.name.startswith("slot")]) <= 4 + 2
 
 
-def test_only_what_nobody_uses_for_a_while_is_swept(tmp_path: Path) -> None:
+def test_only_folders_unused_for_a_while_are_swept(tmp_path: Path) -> None:
     alive, dead = shared_folder(tmp_path / "alive"), shared_folder(tmp_path / "dead")
     for folder, pid in ((alive, os.getpid()), (dead, 2**22 - 1)):
         (folder / "rank-00000").mkdir(parents=True)

@@ -184,7 +184,7 @@ def _a_peer_is_deaf(rank: int, world_size: int, folder: Path) -> list[str]:
     return [f"{event['state']}: {event.get('reason', '')}" for event in _events(folder, 0, rank, "peer_copy")]
 
 
-def test_a_peer_that_keeps_nothing_is_told_once_and_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_peer_that_refuses_copies_is_reported_once(tmp_path: Path) -> None:
     first, second = run_ranks(_a_peer_is_deaf, world_size=2, args=(tmp_path,))
     assert first == ["failed: rank 1 on node 1 did not keep the copy: no space"]
     assert second == ["complete: "]
@@ -250,7 +250,7 @@ def test_a_copy_that_comes_after_the_end_leaves_no_memory_behind(
 @pytest.mark.parametrize(
     "blob", [b"", b"x" * 100, b"\0" * 32 + b"\0" * 12, b"y" * 5000], ids=["nothing", "noise", "wrong secret", "long"]
 )
-def test_who_does_not_know_the_secret_writes_nothing(blob: bytes, tmp_path: Path) -> None:
+def test_a_client_without_the_secret_writes_nothing(blob: bytes, tmp_path: Path) -> None:
     peers = PeerCopies(tmp_path, rank=0)
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=peers._serve, args=(listener,), daemon=True).start()

@@ -107,7 +107,7 @@ def steps_at(remote: Path) -> list[int]:
     return copies.steps
 
 
-def test_the_newest_goes_first_and_what_was_removed_or_condemned_here_is_removed_there(tmp_path: Path) -> None:
+def test_the_newest_is_sent_first_and_removals_here_are_repeated_at_the_address(tmp_path: Path) -> None:
     remote = tmp_path / "remote"
     machine = Machine(tmp_path, remote)
     for step in (10, 20, 30):
@@ -130,7 +130,7 @@ def test_the_newest_goes_first_and_what_was_removed_or_condemned_here_is_removed
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
-def test_what_cannot_be_read_here_now_stays_there(tmp_path: Path, number: int) -> None:
+def test_checkpoints_unreadable_here_stay_at_the_address(tmp_path: Path, number: int) -> None:
     remote = tmp_path / "remote"
     machine = Machine(tmp_path, remote)
     for step in (10, 20):
@@ -149,7 +149,7 @@ def test_what_cannot_be_read_here_now_stays_there(tmp_path: Path, number: int) -
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "a"])
-def test_what_cannot_be_read_to_be_sent_is_sent_later(tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_that_cannot_be_read_now_is_sent_later(tmp_path: Path, name: str) -> None:
     machine = Machine(tmp_path, tmp_path / "remote")
     machine.save(10)
     with refusing(os, "open", errno.EIO, name):
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_to_be_sent_is_sent_later(tmp_path: Path, name: str)
     ("target", "function", "name"),
     [(os, "open", "a"), (os, "open", "manifest.json"), (Path, "read_bytes", "manifest.json")],
 )
-def test_one_that_cannot_be_read_holds_up_no_other_and_nothing_is_removed_meanwhile(
+def test_an_unreadable_checkpoint_delays_no_other_and_pauses_removals(
     tmp_path: Path, target: Any, function: str, name: str
 ) -> None:
     remote = tmp_path / "remote"
@@ -195,7 +195,7 @@ def test_the_files_beside_one_that_cannot_be_read_are_sent_once(tmp_path: Path) 
     assert read_events(machine.log)[0][-1]["bytes"] < 5000
 
 
-def test_what_is_about_to_be_put_aside_is_not_sent(tmp_path: Path) -> None:
+def test_checkpoints_about_to_be_put_aside_are_not_sent(tmp_path: Path) -> None:
     machine = Machine(tmp_path, tmp_path / "remote")
     machine.save(10)
     machine.run.write_manifest(machine.run.manifest() | {"start_over_at": 1})
@@ -207,7 +207,7 @@ def test_what_is_about_to_be_put_aside_is_not_sent(tmp_path: Path) -> None:
     assert steps_at(tmp_path / "remote") == [5]
 
 
-def test_what_lost_only_its_manifest_or_all_its_folder_here_stays_there(tmp_path: Path) -> None:
+def test_checkpoints_that_lost_their_manifest_or_folder_here_stay_at_the_address(tmp_path: Path) -> None:
     machine = Machine(tmp_path, tmp_path / "remote", keep=1)
     for step in (10, 20):
         machine.save(step)

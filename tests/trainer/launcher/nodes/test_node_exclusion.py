@@ -26,7 +26,7 @@ def _run(tmp_path: Path, *events: dict[str, object]) -> RunDir:
     return run
 
 
-def test_blamed_deaths_and_lives_without_an_end_count(tmp_path: Path) -> None:
+def test_blamed_deaths_and_launches_without_an_end_count(tmp_path: Path) -> None:
     run = _run(
         tmp_path,
         {"kind": "run_started"},
@@ -47,7 +47,7 @@ def test_a_resumed_run_counts_from_zero(tmp_path: Path) -> None:
     assert count_failures(run, 1) == 1
 
 
-def test_who_was_left_out_stays_so_until_he_is_let_in(tmp_path: Path) -> None:
+def test_an_excluded_node_stays_excluded_until_it_is_readmitted(tmp_path: Path) -> None:
     run = _run(tmp_path)
     reset_failure_counts(run, readmit=False)
     exclude_node(run, 1, "3 failures")
