@@ -173,7 +173,7 @@ def test_all_segments_of_a_rank_get_the_anchor_of_its_first(tmp_path: Path) -> N
     assert span == count - 1
 
 
-def test_names_of_ranks_that_number_them_differently(tmp_path: Path) -> None:
+def test_ranks_may_number_their_names_differently(tmp_path: Path) -> None:
     run = empty_run(tmp_path)
     for rank, ops in ((0, ["send", "recv", "barrier"]), (1, ["barrier", "send", "recv"])):
         writer = RankWriter(run, rank=rank)

@@ -222,7 +222,7 @@ def test_tapes_of_an_old_attempt_are_still_looked_at(tmp_path: Path) -> None:
         assert sum(ingester.tick().rows.get("steps", 0) for _ in range(20)) == 1
 
 
-def test_an_attempt_has_its_last_word_though_the_next_began_within_a_tick(tmp_path: Path) -> None:
+def test_the_last_records_of_an_attempt_are_read_though_the_next_began_within_a_tick(tmp_path: Path) -> None:
     run = empty_run(tmp_path)
     old = RankWriter(run, rank=0, attempt=0)
     old.append("steps", COMPLETE, step=1)

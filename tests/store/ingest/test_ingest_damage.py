@@ -197,7 +197,7 @@ def test_a_resolved_problem_is_removed(tmp_path: Path) -> None:
     assert problems(run) == {}
 
 
-def test_a_tape_under_another_name_is_not_believed(tmp_path: Path) -> None:
+def test_a_tape_with_the_header_of_another_rank_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=2, steps=10)
     source = run.rank_dir(0, 0) / "steps.00000.tape"
     (run.rank_dir(0, 1) / "steps.00000.tape").write_bytes(source.read_bytes())

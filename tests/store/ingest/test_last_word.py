@@ -55,7 +55,7 @@ def rows_of_steps(run: RunDir) -> int:
         return int(store.rows("SELECT count(*) FROM steps")[0][0])
 
 
-def test_the_last_word_about_ranks_that_have_ended_is_waited_for(tmp_path: Path, long_wait: None) -> None:
+def test_a_reader_waits_for_the_last_records_of_ended_ranks(tmp_path: Path, long_wait: None) -> None:
     run = make_run(tmp_path, ranks=2, steps=30)
     Store.open(run).close()  # a store of what was there before
     late = make_run(tmp_path, ranks=2, steps=30, run=run, attempt=1, first_step=31)

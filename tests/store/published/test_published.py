@@ -183,7 +183,7 @@ def test_a_copy_is_live_until_the_last_round(tmp_path: Path, lake: str, mirror_f
     assert recorded_until_ns(run) > first.read_wall_ns  # no copy: the present
 
 
-def test_records_are_there_until_they_were_ingested_not_published(
+def test_the_time_of_the_records_is_that_of_their_ingestion_and_not_of_their_publication(
     tmp_path: Path, lake: str, mirror_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a crowded machine a round of `watch` publishes what was on the tapes half a minute ago."""
@@ -220,7 +220,9 @@ def test_analyze_and_open_read_an_address(tmp_path: Path, lake: str) -> None:
     assert (opened.run_id, opened.state.word) == (run.run_id, "finished")
 
 
-def test_what_is_no_published_run_is_refused_in_one_line(tmp_path: Path, lake: str, mirror_folder: Path) -> None:
+def test_an_address_without_a_published_run_is_refused_in_one_line(
+    tmp_path: Path, lake: str, mirror_folder: Path
+) -> None:
     with pytest.raises(AddressError, match="no run is published there"):
         Mirror(lake, mirror_folder).refresh()
     run = make_run(tmp_path, ranks=1, steps=3)
@@ -237,7 +239,7 @@ def test_what_is_no_published_run_is_refused_in_one_line(tmp_path: Path, lake: s
             Mirror(f"{lake}/{run.run_id}", mirror_folder).refresh()
 
 
-def test_addresses() -> None:
+def test_invalid_addresses_are_refused_without_their_keys() -> None:
     assert address_of(Path("s3://lake/demo")) == "s3://lake/demo"
     assert address_of(Path("file:///tmp/lake/demo")) == "file:///tmp/lake/demo"
     assert address_of(Path("runs/latest")) is None

@@ -64,7 +64,7 @@ def test_a_header_of_brackets_takes_linear_time() -> None:
     assert time.process_time() - before < 60.0
 
 
-def test_a_unit_is_no_part_of_a_name(tmp_path: Path) -> None:
+def test_a_unit_is_not_part_of_a_column_name(tmp_path: Path) -> None:
     path = tmp_path / "smi.csv"
     path.write_text("index, power.draw [W], ecc.errors.uncorrected.volatile.total\n3, 250.5 W, 2\n")
     assert nvidia_smi_csv.recognise(path.read_bytes())

@@ -53,7 +53,7 @@ def test_the_rank_that_others_wait_for_is_suspected(tmp_path: Path) -> None:
     assert diagnosis.run["files_read"] == {"log of NCCL's inspector": RANKS}
 
 
-def test_equal_ranks_are_not(tmp_path: Path) -> None:
+def test_equal_ranks_are_not_suspected(tmp_path: Path) -> None:
     write(tmp_path)
     assert diagnose_files([tmp_path]).fired == ()
 

@@ -9,7 +9,7 @@ from store.readers.memory_store import MemoryStore
 DATABASES = "SELECT count(*) FROM duckdb_databases() WHERE NOT internal"
 
 
-def test_each_has_rows_that_no_other_sees() -> None:
+def test_each_store_sees_only_its_rows() -> None:
     with MemoryStore() as one, MemoryStore() as other:
         one.add("steps", [{"step": 3, "rank": 1}])
         assert one.rows("SELECT step, rank, attempt FROM steps") == [(3, 1, 0)]
@@ -19,7 +19,7 @@ def test_each_has_rows_that_no_other_sees() -> None:
         assert one.rows("SELECT rank FROM steps") == [(1,)]
 
 
-def test_one_that_is_closed_or_forgotten_is_freed() -> None:
+def test_a_closed_or_dropped_store_is_freed() -> None:
     with MemoryStore() as store:
         gc.collect()
         before = store.rows(DATABASES)

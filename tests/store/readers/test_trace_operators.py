@@ -1,4 +1,4 @@
-"""Time of their own of operators in a trace: nested spans, phases, other threads and kernels."""
+"""Self time of operators in a trace: nested spans, phases, other threads and kernels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def written(folder: Path, events: list[Any]) -> Path:
     return path
 
 
-def test_each_operator_has_the_time_that_is_its_own_by_phase(tmp_path: Path) -> None:
+def test_each_operator_has_its_self_time_by_phase(tmp_path: Path) -> None:
     outside = [span("aten::mm", 0, 90)]
     rows = read_operators(written(tmp_path, outside + step(1, 100_000) + step(2, 200_000)), num_steps=2)
     found = {(row.name, row.phase, row.device): (row.self_ms, row.calls) for row in rows}

@@ -50,7 +50,7 @@ def test_lines_with_equal_text_have_no_prefix() -> None:
     assert common_prefix([f"iteration {i}/ 500 | lm loss: {i / 7:.3f} | grad norm: 1.0" for i in range(50)]) is None
 
 
-def test_a_folder_a_code_and_a_counter_are_no_host(tmp_path: Path) -> None:
+def test_a_folder_an_error_code_and_a_counter_are_not_hosts(tmp_path: Path) -> None:
     folder = tmp_path / "Downloads"
     folder.mkdir()
     (folder / "dmesg.txt").write_text("[1.0] Out of memory: Killed process 71 (python)\n", encoding="utf-8")
