@@ -123,7 +123,7 @@ def test_of_several_culprits_the_one_that_still_runs_is_killed(node: Node) -> No
 
 
 @pytest.mark.parametrize("verdict", [HUNG, FINISHED], ids=["blamed", "waiting"])
-def test_a_process_that_has_the_number_of_a_dead_rank_is_left_alone(node: Node, verdict: Verdict) -> None:
+def test_a_process_that_reuses_the_pid_of_a_dead_rank_is_left_alone(node: Node, verdict: Verdict) -> None:
     stack_path(node.run, 0, 1).touch()  # of a rank that would write its stacks when it is signalled
     node.others = {1}
     node.act(verdict)

@@ -130,7 +130,7 @@ def test_the_end_of_a_run_whose_ranks_all_closed_is_left_to_the_last_round(
 
 
 @pytest.mark.parametrize("ends", ["killed", "exception", "exit", "one is missing"])
-def test_another_end_is_judged_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+def test_an_unclean_end_is_judged_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     run = empty_run(tmp_path)
     ranks = [RankWriter(run, rank, ranks=3 if ends == "one is missing" else 2) for rank in range(2)]
     if ends == "exception":

@@ -1,4 +1,4 @@
-"""A stranger who can read and write the store of the rendezvous: nothing that it sends has an effect, all is reported.
+"""A stranger who can read and write the store of the rendezvous: nothing it sends has an effect; all is reported.
 
 The stranger is a client of a real store on loopback, with all that has ever been written there.
 """
@@ -238,7 +238,7 @@ def test_a_message_is_taken_once_and_in_order() -> None:
     assert inbox.open(third) is not None
 
 
-def test_the_secret_is_the_users_alone_and_new_with_each_launch(tmp_path: Path) -> None:
+def test_the_secret_is_readable_only_by_the_user_and_new_with_each_launch(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, name="x", manifest={})
     assert job_secret(run, {}) == b""
     create_job_secret(run)

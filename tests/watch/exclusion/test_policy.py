@@ -43,7 +43,7 @@ def test_a_slow_device_may_be_left_out(cause: str) -> None:
         (straggler(whatif_withheld="too few calls"), "gain is unknown"),
     ],
 )
-def test_what_another_device_would_not_change_stays(finding: Finding, reason: str) -> None:
+def test_ranks_that_another_device_would_not_help_are_kept(finding: Finding, reason: str) -> None:
     assert reason in reason_to_keep(finding, SETTINGS)
 
 

@@ -100,7 +100,7 @@ def test_without_an_address_there_is_no_hook(events: EventWriter) -> None:
         assert hook is None
 
 
-def test_a_command_reads_it_and_no_shell_does(tmp_path: Path, events: EventWriter) -> None:
+def test_a_finding_is_passed_to_a_command_without_a_shell(tmp_path: Path, events: EventWriter) -> None:
     out = tmp_path / "out.json"
     script = tmp_path / "note.py"
     script.write_text("import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n'); print(sys.argv[2:])")
@@ -141,7 +141,7 @@ def test_a_flood_is_counted(receiver: Receiver, events: EventWriter) -> None:
     assert [told["left_out"] for told in receiver.heard] == [0, 0, 0, 7]
 
 
-def test_a_command_line_that_is_none_is_an_event_and_no_crash(tmp_path: Path) -> None:
+def test_an_invalid_command_line_is_an_event(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     events = EventWriter(path, attempt=0, rank=NODE_RANK)
     manifest = {"config": {"alerts": {"command": "mail 'ops"}}}
@@ -198,7 +198,7 @@ HOSTILE_ANSWERS = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_ANSWERS)
-def test_no_answer_ends_the_deliveries_or_leads_elsewhere(
+def test_no_response_ends_or_redirects_the_deliveries(
     name: str, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = HOSTILE_ANSWERS[name].replace(b"{url}", receiver.url.encode())

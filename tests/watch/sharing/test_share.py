@@ -123,7 +123,7 @@ def test_other_files_are_no_shared_runs(tmp_path: Path) -> None:
     assert not is_shared(tmp_path / "nothing")
 
 
-def test_a_mark_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_an_archive_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "shared.json").write_text(json.dumps({"first_step": "x"}))
     with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "shared.json", "x/shared.json")

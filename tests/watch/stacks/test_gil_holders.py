@@ -45,7 +45,9 @@ def pids() -> Iterator[dict[str, int]]:
         process.communicate()
 
 
-def test_only_who_sleeps_with_the_lock_is_named(pids: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_process_that_sleeps_with_the_gil_is_named(
+    pids: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     try:
         spied = subprocess.run([program(), "dump", "--pid", str(pids["sleep"])], capture_output=True, check=False)
     except StacksError:

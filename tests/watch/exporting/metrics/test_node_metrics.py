@@ -67,7 +67,7 @@ def test_a_straggler_shows_in_its_own_time_and_not_in_its_steps(samples: list[Sa
     assert max(took) < 1.1 * min(took)
 
 
-def test_one_state_is_true_and_time_adds_up(samples: list[Sample]) -> None:
+def test_exactly_one_state_is_set_and_time_adds_up(samples: list[Sample]) -> None:
     words = {sample.labels["state"]: sample.value for sample in samples if sample.name == "rankscope_run_state"}
     assert set(words) == set(STATES)
     assert [word for word, is_so in words.items() if is_so] == ["finished"]
@@ -89,7 +89,7 @@ def _finding(events: EventWriter, kind: str, status: str, **more: object) -> Non
     events.write("finding", analyzer=kind, finding_kind=kind, severity="warning", status=status, summary=kind, **more)
 
 
-def test_findings_are_open_until_their_last_word(tmp_path: Path) -> None:
+def test_findings_are_open_until_they_are_reported_over(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=2, steps=20)
     node = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
     slow = {"finding_ranks": [1], "cause": "data", "evidence": {"factor_ratio": 1.5}}

@@ -37,7 +37,7 @@ def test_without_a_restart_there_is_no_mean_time_between_them() -> None:
     assert "mtbf" not in fleet_series(fleet(()))
 
 
-def test_configurations_have_their_speed_and_change() -> None:
+def test_each_configuration_has_its_speed_and_change() -> None:
     slower = speeds(speed_runs(0, (12, 1.0), (12, 0.7)))
     few = speeds(speed_runs(0, (2, 1.0), configuration="b"))
     found = replace(fleet(()), speeds=(*slower, *few))

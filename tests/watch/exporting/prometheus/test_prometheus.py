@@ -87,7 +87,7 @@ def test_a_metric_that_the_catalogue_lacks_is_a_mistake() -> None:
         Snapshot(COMMON).replace([Sample("rankscope_stepp", 1)])
 
 
-def test_only_get_and_only_the_metrics() -> None:
+def test_other_methods_and_paths_are_refused() -> None:
     with serve(Snapshot(COMMON), Listen()) as endpoint:
         assert get(endpoint.url, method="POST")[0] == 405
         assert get(endpoint.url.replace("/metrics", "/etc/passwd"))[0] == 404
@@ -139,7 +139,7 @@ def test_beyond_loopback_certificate_and_token_are_needed(address: str) -> None:
         ("::", f"{os.uname().nodename}:9400"),
     ],
 )
-def test_it_is_announced_as_others_reach_it(host: str, address: str) -> None:
+def test_the_announced_address_follows_from_the_host_it_listens_on(host: str, address: str) -> None:
     assert Endpoint(host, 9400, True).address == address
 
 
