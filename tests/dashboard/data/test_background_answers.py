@@ -19,7 +19,7 @@ def test_an_answer_is_computed_once_for_a_version() -> None:
     assert calls == [1, 2]
 
 
-def test_a_former_answer_stands_while_the_next_is_computed() -> None:
+def test_the_previous_answer_stays_while_the_next_is_computed() -> None:
     answers, gate = Answers(), threading.Event()
     assert answers.get("a", 1, lambda: "first", patience_s=60).value == "first"
     late = answers.get("a", 2, lambda: gate.wait(60) and "second", patience_s=60, again_s=0.01)
@@ -28,7 +28,7 @@ def test_a_former_answer_stands_while_the_next_is_computed() -> None:
     assert answers.get("a", 2, lambda: "never", patience_s=60, again_s=60).value == "second"
 
 
-def test_a_slow_first_answer_is_none_and_comes_later() -> None:
+def test_a_slow_first_answer_is_empty_and_comes_later() -> None:
     answers, gate = Answers(), threading.Event()
     first = answers.get("a", 1, lambda: gate.wait(60) and "there", patience_s=0.01)
     assert (first.value, first.is_fresh, first.error) == (None, False, None)
@@ -49,7 +49,7 @@ def test_a_slow_first_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch)
     gate.set()
 
 
-def test_what_goes_wrong_is_told_beside_the_former_answer() -> None:
+def test_an_error_is_shown_beside_the_previous_answer() -> None:
     answers = Answers()
     answers.get("a", 1, lambda: "first", patience_s=60)
     found = answers.get("a", 2, lambda: 1 / 0, patience_s=60, again_s=60)
@@ -64,7 +64,9 @@ def test_the_number_of_answers_is_bounded() -> None:
     assert calls == [1, 2, 3, 4, 1]
 
 
-def test_a_long_answer_rests_for_ten_times_as_long_but_a_young_one_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_recomputed_after_ten_times_its_duration_and_a_first_one_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first diagnosis of a run that has just begun knew no step, and stood on its page for half a minute."""
     now = [100.0]
     monkeypatch.setattr(answers_module, "time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -19,7 +19,7 @@ def diagnosis(*found: Finding) -> Diagnosis:
     return conclude(found, {})
 
 
-def test_what_watch_has_said_since_stands_where_it_belongs() -> None:
+def test_newer_findings_of_watch_are_sorted_into_the_diagnosis() -> None:
     slow, lost = finding("straggler", ranks=(3,), first_step=60), finding("rank_lost", "critical", ranks=(1,))
     known = current_findings(diagnosis(slow), [lost], newest_attempt=0)
     assert known.findings == [lost, slow]
@@ -31,7 +31,7 @@ def test_a_second_fault_on_the_same_rank_is_another_one() -> None:
     assert current_findings(diagnosis(first), [second, first]).findings == [first, second]
 
 
-def test_the_same_fault_is_listed_once_however_it_was_said() -> None:
+def test_the_same_fault_is_listed_once_however_it_was_reported() -> None:
     told = [
         finding("straggler", ranks=(3,), first_step=60, cause="compute"),
         finding("hang", "critical", ranks=(1, 2), first_step=70),
@@ -88,7 +88,7 @@ def test_page_and_report_have_one_order_of_findings_that_are_over() -> None:
     assert second == f"Already over: {lost.summary}"
 
 
-def test_what_watch_has_seen_end_is_closed_until_it_is_said_again() -> None:
+def test_a_finding_that_watch_closed_stays_closed_until_it_is_reported_again() -> None:
     slow = finding("straggler", ranks=(3,), first_step=60, cause="compute")
     over = finding("straggler", "info", "ok", ranks=(3,), first_step=60, cause="compute")
     assert current_findings(diagnosis(slow), [over, slow]).closed == {slow.id: "over"}
@@ -97,7 +97,7 @@ def test_what_watch_has_seen_end_is_closed_until_it_is_said_again() -> None:
     assert current_findings(None, [over, slow]).findings == []
 
 
-def test_evidence_of_any_kind_is_borne() -> None:
+def test_evidence_of_any_type_is_accepted() -> None:
     odd = finding("xid", ranks=(1,), evidence={"node": ["a"], "device": {}, "xid": [1]})
     odd = Finding(**{name: getattr(odd, name) for name in odd.__dataclass_fields__} | {"analyzer": "health"})
     assert current_findings(diagnosis(odd), [odd]).findings == [odd]

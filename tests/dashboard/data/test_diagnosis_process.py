@@ -1,4 +1,4 @@
-"""The diagnosis that a process of its own makes is the one that the server would have made."""
+"""A diagnosis made in a child process is the one that the server would make."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CountingLock:
         self._lock.release()
 
 
-def test_it_is_the_same(run: RunDir) -> None:
+def test_the_child_process_gives_the_same_diagnosis(run: RunDir) -> None:
     with Store.open(run) as store:
         here = diagnose(store, run.manifest(), stacks_dir=run.stacks)
     assert to_json(diagnose_in_process(run, now_ns=None)) == to_json(here)
@@ -60,7 +60,7 @@ def test_a_large_run_is_diagnosed_there_once_for_a_version(run: RunDir, monkeypa
     assert asked == [run]
 
 
-def test_who_asks_while_a_diagnosis_runs_gets_that_one(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_during_a_diagnosis_gets_its_result(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     one, found, second = RunAccess(run, Answers()), [], []
     lock = one._diagnosing = CountingLock()  # type: ignore[assignment]
     also = threading.Thread(target=lambda: second.append(one._diagnosed("version")))
@@ -81,7 +81,7 @@ def test_who_asks_while_a_diagnosis_runs_gets_that_one(run: RunDir, monkeypatch:
     assert second == [first]
 
 
-def test_what_the_child_says_of_a_run_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_the_child_reports_why_a_run_cannot_be_read(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=2)
     run.store().write_bytes(b"no database" * 400)
     with pytest.raises(StoreError, match=r"telemetry\.duckdb"):

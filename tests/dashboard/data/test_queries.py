@@ -187,7 +187,7 @@ def test_samples_are_evenly_spaced_with_both_ends() -> None:
     assert (sampled[0], sampled[-1], len(set(sampled))) == (0, 398, 200)
 
 
-def test_extent_and_range_are_those_of_ranks_that_trained() -> None:
+def test_extent_and_range_cover_the_ranks_that_trained() -> None:
     store = steps_of([*ONCE, (1, 21, 1.5)])
     store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "host": "h"} for rank in (1, 0, -1)])
     assert queries.extent(store) == {"last": {0: 40, 1: 21}, "ranks": [0, 1]}
@@ -195,7 +195,7 @@ def test_extent_and_range_are_those_of_ranks_that_trained() -> None:
     assert queries.newest_attempt(store) == 1
 
 
-def test_places_are_the_newest_word_of_each_rank() -> None:
+def test_places_are_the_newest_record_of_each_rank() -> None:
     store = MemoryStore()
     store.add(
         "ranks",
@@ -237,13 +237,13 @@ def test_the_slowest_rank_stands_on_top_of_the_ranking() -> None:
     assert found["memory_mib"].tolist() == pytest.approx([74, 64])
 
 
-def test_two_ranks_stand_beside_one_another() -> None:
+def test_two_ranks_are_compared_side_by_side() -> None:
     found = queries.two_ranks(timed(), 1, 0, "forward")
     assert found["step"].tolist() == list(range(1, 11))
     assert (set(found["a"].tolist()), set(found["b"].tolist())) == ({30.0}, {10.0})
 
 
-def test_memory_is_told_over_the_steps_and_by_rank() -> None:
+def test_memory_is_given_by_step_and_by_rank() -> None:
     curve, by_rank = queries.memory_curve(timed()), queries.memory_by_rank(timed())
     assert curve["low"].tolist() == [64.0] * 10
     assert curve["high"].tolist() == [64.0 + step for step in range(1, 11)]
@@ -251,7 +251,7 @@ def test_memory_is_told_over_the_steps_and_by_rank() -> None:
     assert (by_rank["first_mib"].tolist(), by_rank["last_mib"].tolist()) == ([65.0, 64.0], [74.0, 64.0])
 
 
-def test_the_rate_is_that_of_a_rank_that_has_one_and_the_error_the_largest() -> None:
+def test_the_learning_rate_is_of_a_rank_that_has_one_and_the_error_is_the_largest() -> None:
     assert queries.rate(timed())["lr"].tolist() == pytest.approx([0.5 / step for step in range(1, 11)])
     assert compression_error(timed())["error"].tolist() == pytest.approx([0.02] * 10)
 
@@ -283,7 +283,7 @@ def test_logged_numbers_are_means_over_ranks_of_the_newest_attempt() -> None:
     assert [line.name for line in drawn.data if len(line.x)] == ["a", "b"]
 
 
-def test_findings_come_newest_word_first_and_damaged_ones_are_left_out() -> None:
+def test_findings_come_newest_first_and_damaged_ones_are_left_out() -> None:
     store = MemoryStore()
     said = {
         "id": "hang-0", "analyzer": "hang", "finding_kind": "hang", "severity": "critical", "status": "fired",

@@ -63,7 +63,7 @@ def test_a_time_on_the_line_within_a_step_of_its_rank(run: RunDir) -> None:
     assert [(line.step, line.step_from) for line in found.lines] == [(None, ""), (9, "time"), (None, "")]
 
 
-def test_a_traceback_stands_in_the_step_in_which_the_file_was_written_last(run: RunDir) -> None:
+def test_a_traceback_belongs_to_the_step_of_the_last_write_to_its_file(run: RunDir) -> None:
     text = "UserWarning: at the start\nTraceback (most recent call last):\n  File x\nRuntimeError: boom\n"
     at = start_ns(run, 1, 12) + 2_000_000
     found = logs_of(run, {"attempt-0/rank-00001.err.log": text}, written_ns=at)

@@ -78,7 +78,7 @@ def test_a_run_that_may_grow_is_ingested_again_and_again(
 
 
 @pytest.mark.parametrize("may_grow", [True, False])
-def test_a_writer_gets_the_store(run: RunDir, monkeypatch: pytest.MonkeyPatch, *, may_grow: bool) -> None:
+def test_the_store_is_released_to_a_writer(run: RunDir, monkeypatch: pytest.MonkeyPatch, *, may_grow: bool) -> None:
     """Of a run that may grow at once, of one that has ended soon after the last query."""
     monkeypatch.setattr(shared_store, "KEPT_S", 0.01 if not may_grow else LONG_S)
     shared = SharedStore(run)
@@ -88,7 +88,7 @@ def test_a_writer_gets_the_store(run: RunDir, monkeypatch: pytest.MonkeyPatch, *
     connect_writer(run.store(), wait_s=1.0, threads=1).close()
 
 
-def test_a_query_that_runs_goes_on_when_another_one_fails(run: RunDir) -> None:
+def test_a_running_query_survives_the_failure_of_another(run: RunDir) -> None:
     shared = SharedStore(run)
     with shared.session(may_grow=False) as first:
         with pytest.raises(ZeroDivisionError), shared.session(may_grow=False):

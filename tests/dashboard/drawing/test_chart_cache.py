@@ -37,7 +37,7 @@ def test_a_chart_is_built_once_while_it_shows_the_same(counted: tuple[Callable[.
     assert len(calls) == 4
 
 
-def test_what_the_browser_gets_is_the_figure(counted: tuple[Callable[..., go.Figure], list[Any]]) -> None:
+def test_the_browser_gets_the_figure_unchanged(counted: tuple[Callable[..., go.Figure], list[Any]]) -> None:
     draw, _ = counted
     values = {"y": np.arange(4.0)}
     sent = json.loads(cached_figure(("run", "key"), draw, (values,), {}, dark=False))
@@ -53,7 +53,7 @@ def test_the_number_of_charts_is_bounded(counted: tuple[Callable[..., go.Figure]
     assert len(calls) == MAX_KEPT + 2, "the one that was asked for longest ago was given up"
 
 
-def test_a_zoom_stays_with_data_that_grow_and_goes_with_another_choice(
+def test_a_zoom_survives_growing_data_and_is_reset_by_another_selection(
     counted: tuple[Callable[..., go.Figure], list[Any]],
 ) -> None:
     draw, _ = counted
