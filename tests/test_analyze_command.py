@@ -31,7 +31,7 @@ def make_newer(tape: Path) -> None:
 
 
 @pytest.mark.parametrize(("damage", "words"), [(truncate, "shorter"), (make_newer, "update rankscope")])
-def test_a_damaged_tape_is_said_and_the_rest_is_reported(
+def test_a_damaged_tape_is_named_and_the_rest_is_reported(
     tmp_path: Path, damage: Callable[[Path], None], words: str
 ) -> None:
     run = make_run(tmp_path, ranks=4, steps=60)
@@ -44,7 +44,7 @@ def test_a_damaged_tape_is_said_and_the_rest_is_reported(
 
 
 @pytest.mark.parametrize("content", ["", '{"run_id": "beg'])
-def test_a_damaged_manifest_is_said_and_the_rest_is_reported(tmp_path: Path, content: str) -> None:
+def test_a_damaged_manifest_is_named_and_the_rest_is_reported(tmp_path: Path, content: str) -> None:
     """Without it, limits and missing ranks are unknown: as for a damaged tape. The folder of runs is given."""
     run = make_run(tmp_path, ranks=4, steps=60)
     (run.path / "run.json").write_text(content)
@@ -66,7 +66,7 @@ def test_exit_codes_follow_the_worst_finding(tmp_path: Path, fail_on: str, code:
     assert ("rankscope: warning: Rank 2 was slow" in done.stderr) == bool(code)
 
 
-def test_it_is_light(tmp_path: Path) -> None:
+def test_analyze_imports_no_heavy_packages(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=4, steps=150)
     done = _python("-X", "importtime", "-m", "rankscope", "analyze", str(run.path))
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
@@ -85,7 +85,7 @@ def test_the_folder_of_a_run_is_left_as_it_was_found(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in RunDir(run.path).tapes.rglob("*") if path.is_file()} == tapes
 
 
-def test_what_is_over_stays_over_beside_a_log(tmp_path: Path) -> None:
+def test_findings_that_are_over_stay_over_beside_a_log(tmp_path: Path) -> None:
     """As without the log: open findings come first, the others say that they are over."""
     run = make_run(tmp_path, ranks=4, steps=120, slow={3: 1.6}, slow_from=60, phase="forward", nan={1: 30})
     log = tmp_path / "job.log"

@@ -124,7 +124,7 @@ def test_a_chrome_trace_of_some_steps(run: RunDir, tmp_path: Path) -> None:
         "step 10", "step 11", "step 12"}  # fmt: skip
 
 
-def test_the_commands_of_the_page_work(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_commands_work(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of docs/export.md that need no server and no checkpoint, as they stand there, and what its SQL finds."""
     page = (Path(__file__).parents[1] / "docs" / "export.md").read_text(encoding="utf-8")
     commands = re.findall(r"(?m)^    rankscope ((?:export|report) runs/latest .*)$", page)

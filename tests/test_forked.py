@@ -30,7 +30,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
-def test_output_and_end_are_those_of_an_interpreter(code: str, tmp_path: Path) -> None:
+def test_output_and_exit_code_equal_those_of_an_interpreter(code: str, tmp_path: Path) -> None:
     environment = {**os.environ, "ONLY_HERE": "1"}
     real = subprocess.run(
         [sys.executable, "-c", code, "one", "two"], capture_output=True, text=True, cwd=tmp_path, env=environment,

@@ -1,4 +1,4 @@
-"""A user's own `trainer`, `probes`, `store` and so on beside a script, and our packages in the same process."""
+"""A user's modules `trainer`, `probes`, `store` and so on beside a script, and our packages in the same process."""
 
 from __future__ import annotations
 

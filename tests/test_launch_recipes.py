@@ -112,12 +112,12 @@ def test_commands_options_and_settings_exist(name: str) -> None:
         load_config(None, [f"{setting}={value}"])
 
 
-def test_the_trainjob_is_one() -> None:
+def test_the_trainjob_is_valid() -> None:
     job = document("kubeflow-trainjob.yaml")
     assert unknown(job, read_as("TrainerV1alpha1TrainJob", job)) == []
 
 
-def test_the_jobset_is_one() -> None:
+def test_the_jobset_is_valid() -> None:
     job = document("jobset.yaml")
     assert unknown(job, read_as("JobsetV1alpha2JobSet", job)) == []
     assert (
@@ -126,7 +126,7 @@ def test_the_jobset_is_one() -> None:
     )
 
 
-def test_the_compose_file_is_one() -> None:
+def test_the_compose_file_is_valid() -> None:
     from compose_spec import ComposeSpecification
 
     composed = ComposeSpecification.model_validate(document("compose.yaml"))

@@ -185,7 +185,7 @@ def test_the_bubble_of_a_still_pipeline_is_that_of_the_formula(schedule: str, st
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_who_hangs_never_enters_and_the_others_stay_inside(layout: Layout) -> None:
+def test_a_hanging_rank_never_enters_and_the_others_stay_inside(layout: Layout) -> None:
     recording = recorded(layout, fault=Fault(kind="hang", rank=2, step=8))
     found = columns(recording)
     in_flight = set(found["rank"][found["state"] != COMPLETE].tolist())
@@ -278,7 +278,7 @@ def test_a_flipped_bit_differs_on_one_replica_from_its_step_on() -> None:
             assert odd == ([2] if step >= 15 and tensor == "blocks.0.mlp.up.weight" else [])
 
 
-def test_clocks_change_no_duration(tmp_path: Path) -> None:
+def test_clock_offsets_change_no_duration(tmp_path: Path) -> None:
     layout = Layout(dp_replicate=16, ranks_per_node=8)
     clock = Clock(skew_s=(0.0, 600.0), step_back_s=30.0, step_back_after_s=1.0)
     sound, skewed = recorded(layout, steps=6), recorded(layout, steps=6, clock=clock)
@@ -302,7 +302,7 @@ def test_fitted_noise_is_the_noise_that_was_put_in(tmp_path: Path) -> None:
     assert fitted.local_loss_ratio == pytest.approx(noise.local_loss_ratio, rel=0.25)
 
 
-def test_a_big_run_is_as_big_as_it_says(tmp_path: Path) -> None:
+def test_a_large_run_has_the_stated_size(tmp_path: Path) -> None:
     size = Size(ranks=40, steps=1300, in_flight=30, slow_rank=17, ranks_per_node=40)
     done = write_big(size, tmp_path / "run")
     with Store.open(RunDir.open(tmp_path / "run")) as store:

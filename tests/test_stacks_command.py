@@ -1,4 +1,4 @@
-"""`rankscope stacks` on processes that know nothing of us: who is elsewhere, and who is stopped."""
+"""`rankscope stacks` on processes without Rankscope: which is elsewhere, and which is stopped."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.
         process.wait(100)
 
 
-def test_who_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]) -> None:
+def test_a_process_that_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]) -> None:
     pids = [str(process.pid) for process in ranks]
     told = rankscope("stacks", *pids)
     if "no right to look" in told.stdout:
@@ -76,7 +76,7 @@ def test_who_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]
     assert "Check rank 1 first: it is stopped (kill -CONT resumes)." in told.stdout, told.stdout
 
 
-def test_a_process_that_is_gone_is_said_so() -> None:
+def test_a_process_that_is_gone_is_reported_as_gone() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     told = rankscope("stacks", str(gone.pid))
@@ -84,7 +84,7 @@ def test_a_process_that_is_gone_is_said_so() -> None:
     assert "no such process" in told.stderr
 
 
-def test_nobody_is_odd_without_a_majority() -> None:
+def test_no_process_is_odd_without_a_majority() -> None:
     def stack(pid: int, frame: str, state: str = "S") -> Stack:
         return Stack(pid=pid, frames=(frame,), os_state=state)
 

@@ -1,4 +1,4 @@
-"""A device that must be replaced is left out of the run: a spare takes its place, and where none is left nobody does.
+"""A device that must be replaced is left out of the run: a spare takes its place if one is left.
 
 Slow ranks that are left out are trials: tests/trials/e2e/test_exclusion.py.
 """

@@ -28,7 +28,7 @@ def _but_the_slow_data(run: LaunchedRun) -> list[dict[str, Any]]:
     return [f for f in own if f["kind"] != "data_bound" and (f["kind"], f["cause"]) != ("straggler", "data")]
 
 
-def test_preempted_and_resumed_is_bit_for_bit_the_run_that_never_was(tmp_path: Path) -> None:
+def test_a_preempted_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "cut").mkdir()
     whole = train(tmp_path / "whole", "two", settings=SHORT)

@@ -74,7 +74,7 @@ def test_a_machine_that_lost_the_run_goes_on_from_its_address(tmp_path: Path) ->
         ([], "stopped by the guard: 6 failures in a row. To try again, use --force."),
     ],
 )
-def test_what_it_refuses_is_one_line(options: list[str], words: str, tmp_path: Path) -> None:
+def test_a_refused_resume_is_one_line(options: list[str], words: str, tmp_path: Path) -> None:
     manifest = {"config": Config().model_dump(mode="json"), "world_size": 1}
     run = RunDir.create(tmp_path, name="old", manifest=manifest)
     ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
@@ -89,7 +89,7 @@ def test_what_it_refuses_is_one_line(options: list[str], words: str, tmp_path: P
 
 
 @pytest.mark.parametrize("make", ["nothing", "no configuration"])
-def test_what_is_no_run_is_one_line(make: str, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_run_is_refused_in_one_line(make: str, tmp_path: Path) -> None:
     path = tmp_path / "run"
     if make == "no configuration":
         (path / "tapes").mkdir(parents=True)

@@ -39,7 +39,7 @@ def last_step_in(run: RunDir, name: str) -> int:
 
 
 @pytest.mark.timeout(900)
-def test_both_are_written_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_trackers_are_written_while_the_run_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     settings = ["train.steps=100000", "trackers.to=['tensorboard', 'wandb']", "trackers.every_s=0.3"]
     # Slow steps: what Weights & Biases has not written when the run ends, it has to write within its time.
@@ -88,7 +88,7 @@ def recorded_run(tmp_path: Path, **section: Any) -> RunDir:
     return run
 
 
-def test_one_that_dies_goes_on_and_one_that_hangs_is_left(
+def test_a_dead_tracker_is_restarted_and_a_hanging_one_is_abandoned(
     tmp_path: Path, events: EventWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "RETRY_S", (0.0,))
@@ -121,7 +121,7 @@ def test_the_last_poll_reads_what_no_watch_has_ingested(tmp_path: Path, events: 
     assert steps_in(run.path / "tensorboard") == list(range(1, 31))
 
 
-def test_one_that_cannot_write_says_so_once(tmp_path: Path, events: EventWriter) -> None:
+def test_a_tracker_that_cannot_write_reports_it_once(tmp_path: Path, events: EventWriter) -> None:
     run = recorded_run(tmp_path, tensorboard_dir="/dev/null/logs")
     with processes.trackers(run, 0, events) as tracked:
 
@@ -136,6 +136,6 @@ def test_one_that_cannot_write_says_so_once(tmp_path: Path, events: EventWriter)
     assert "cannot be written" in event["reason"]
 
 
-def test_only_the_first_node_has_any(tmp_path: Path, events: EventWriter) -> None:
+def test_only_the_first_node_runs_trackers(tmp_path: Path, events: EventWriter) -> None:
     with processes.trackers(recorded_run(tmp_path), 1, events):
         assert told(events, "tracker_started") == []

@@ -113,7 +113,7 @@ def test_files_of_any_job(tmp_path: Path) -> None:
         rankscope.open(tmp_path / "nowhere")
 
 
-def test_a_process_with_a_module_of_the_same_name_is_told(tmp_path: Path) -> None:
+def test_a_process_with_a_module_of_the_same_name_gets_an_error(tmp_path: Path) -> None:
     (tmp_path / "store.py").write_text("ITEMS = 3\n")
     code = "import store, rankscope\ntry:\n    rankscope.open('.')\nexcept ImportError as error:\n    print(error)"
     environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin"}

@@ -160,7 +160,7 @@ def test_no_finding_of_ours_is_missing_or_changed(seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, bad in BAD.items() if name != "row" and not bad.only_live])
-def test_each_is_named_with_its_reason(seen: dict[str, Any], name: str) -> None:
+def test_each_plug_in_is_named_with_its_reason(seen: dict[str, Any], name: str) -> None:
     bad = BAD[name]
     told = [one["summary"] for one in seen["json"]["findings"] if one["evidence"].get("plugin") == name]
     if name == "figure":
@@ -187,11 +187,11 @@ def test_pages_of_the_dashboard_have_our_finding_and_name_each_plugin(seen: dict
     assert "The figure for plug-in figure could not be drawn" in pages["figure"]["shown"]
 
 
-def test_one_that_fails_only_live_is_named_there(seen: dict[str, Any]) -> None:
+def test_a_plug_in_that_fails_only_live_is_named_live(seen: dict[str, Any]) -> None:
     assert any(BAD["exit_live"].reason in reason for reason in seen["live"])
 
 
-def test_the_end_of_a_run_does_not_wait_for_one_that_hangs(tmp_path: Path) -> None:
+def test_the_end_of_a_run_does_not_wait_for_a_hanging_plug_in(tmp_path: Path) -> None:
     site = install(tmp_path / "site")
     info = site / "bad-1.0.dist-info" / "entry_points.txt"
     info.write_text("[rankscope.analyzers]\nevidence = evidence\nsleeps = sleeps\n")
@@ -205,5 +205,5 @@ def test_the_end_of_a_run_does_not_wait_for_one_that_hangs(tmp_path: Path) -> No
     assert "signal" not in told
 
 
-def test_a_row_without_a_step_costs_itself(seen: dict[str, Any]) -> None:
+def test_a_row_without_a_step_is_left_out_alone(seen: dict[str, Any]) -> None:
     assert BAD["row"].reason in " ".join(seen["files"].split())

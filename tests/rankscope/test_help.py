@@ -75,7 +75,7 @@ def test_a_parser_that_shows_a_docstring_keeps_its_lines() -> None:
     assert joined == []
 
 
-def test_alone_it_shows_a_start_that_fits_a_terminal(
+def test_rankscope_without_arguments_fits_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["rankscope"])

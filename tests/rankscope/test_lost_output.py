@@ -20,7 +20,7 @@ ONE_OF_THEM = later("both closed: beside it; one: of `version`")
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["version"], ["analyze", "--help"]])
-def test_it_is_one_line_whenever_it_shows(arguments: list[str], unbuffered: str) -> None:
+def test_a_full_disk_is_reported_in_one_line(arguments: list[str], unbuffered: str) -> None:
     with FULL.open("w") as full:
         command = [sys.executable, "-m", "rankscope", *arguments]
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
@@ -45,7 +45,7 @@ def _in_shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         for stream in ("<&-", ">&-", "<&- >&-")
     ],
 )
-def test_closed_streams_are_nowhere(tmp_path: Path, command: str, stream: str) -> None:
+def test_closed_streams_are_ignored(tmp_path: Path, command: str, stream: str) -> None:
     make_run(tmp_path, ranks=1, steps=5)
     done = _in_shell(f'exec "$0" -m rankscope {command} </dev/null {stream}', tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -65,7 +65,7 @@ def test_a_deleted_folder_is_one_line(tmp_path: Path, command: str) -> None:
         pytest.param(["fleet", "runs"], marks=later("beside it: the handler is that of all commands")),
     ],
 )
-def test_a_reader_that_has_enough_is_the_end_by_sigpipe(tmp_path: Path, command: list[str]) -> None:
+def test_a_closed_pipe_ends_the_command_with_the_sigpipe_code(tmp_path: Path, command: list[str]) -> None:
     """Not 1: that is what `--fail-on` found."""
     make_run(tmp_path, ranks=1, steps=5)
     reader, writer = os.pipe()

@@ -48,7 +48,7 @@ def test_what_cannot_be_kept_is_one_line_and_changes_nothing(runs: list[RunDir],
     assert not any((run.path / NAME).exists() for run in runs)
 
 
-def test_a_run_that_is_none_stops_all_of_them(runs: list[RunDir], tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_run_leaves_all_runs_unchanged(runs: list[RunDir], tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     assert note([*runs, RunDir(tmp_path / "none")], "--tag", "x").exit_code == 2
     assert not any((run.path / NAME).exists() for run in runs)

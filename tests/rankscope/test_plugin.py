@@ -101,7 +101,7 @@ def run_folder(site: Path) -> Path:
     return site.parent
 
 
-def test_it_is_reported_as_a_kind_of_ours(site: Path, run: Path) -> None:
+def test_a_plug_in_finding_is_reported_like_a_built_in_kind(site: Path, run: Path) -> None:
     text = rankscope(site, "analyze", str(run))
     assert "Rank 0 stopped training for 5.0 s to save at step 7 (plug-in slow_save)." in text
     assert "SLOW SAVE" in text
@@ -129,7 +129,7 @@ def test_the_module_of_the_docs_judges_a_run(site: Path, tmp_path: Path) -> None
     assert found["id"] == "slow_data-9-r0"
 
 
-def test_it_is_live_and_in_the_page(site: Path, run: Path) -> None:
+def test_a_plug_in_finding_is_live_and_on_the_page(site: Path, run: Path) -> None:
     assert "slow_save" in rankscope(site, "-c", LIVE, str(run))
     page = run.parent / "report.html"
     rankscope(site, "report", str(run), "--html", str(page))

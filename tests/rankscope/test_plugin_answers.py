@@ -78,7 +78,7 @@ def test_reasons_are_bounded(site: Site, tmp_path: Path) -> None:
     assert [len(reason) for reason in read_by_plugin(tmp_path / "file.bad", "file.bad").refused] == [500] * 5
 
 
-def test_one_that_answers_twice_is_ended(site: Site) -> None:
+def test_a_plug_in_that_answers_twice_is_ended(site: Site) -> None:
     site("readers", "forks", FORKS)
     (entry,) = entry_points(group="rankscope.readers", name="forks")
     plugin = PluginProcess(entry, "store.readers.plugins.plugin_child")
@@ -97,7 +97,7 @@ def test_a_process_that_cannot_be_started_is_an_error_of_the_plug_in(
         PluginProcess(entry, "store.readers.plugins.plugin_child").call("recognise", b"")
 
 
-def test_no_finding_has_a_kind_of_ours(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_of_a_built_in_kind_is_refused(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BAD, "claims", Bad(body=CLAIMS, reason=""))
     install(tmp_path / "written")
     site("analyzers", "claims", (tmp_path / "written" / "claims.py").read_text())

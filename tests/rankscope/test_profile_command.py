@@ -68,7 +68,7 @@ def test_a_run_whose_ranks_have_closed_is_refused(tmp_path: Path) -> None:
     assert "has ended" in text
 
 
-def test_it_ends_with_a_run_that_ends(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_ends_when_the_run_ends(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ending(LiveTapes):
         """A run whose end is seen at the second look."""
 

@@ -47,13 +47,13 @@ def test_rows_that_are_left_out_are_named(run_path: Path) -> None:
     "statement",
     ["COPY steps TO 'x.csv'", "INSTALL httpfs", "SET memory_limit = '1TB'", "FROM read_text('/etc/passwd')"],
 )
-def test_it_reaches_nothing_else(run_path: Path, statement: str, tmp_path: Path) -> None:
+def test_sql_reaches_nothing_outside_the_store(run_path: Path, statement: str, tmp_path: Path) -> None:
     done = sql(run_path, statement)
     assert done.exit_code == 2
     assert "root:" not in done.output
 
 
-def test_a_greedy_statement_is_one_line_and_not_this_process(run_path: Path) -> None:
+def test_a_statement_over_its_limits_is_one_line(run_path: Path) -> None:
     done = sql(run_path, "SELECT range(2000000000)")
     assert (done.exit_code, "Out of Memory" in done.stderr) == (2, True)
     done = sql(run_path, "SELECT count(*) FROM range(1000000) a, range(1000000) b", "--limit-s", "0.2")

@@ -200,7 +200,7 @@ def test_what_is_over_comes_after_what_still_lasts_and_says_so(tmp_path: Path) -
     assert lines[slow + 1].startswith("Already over: Loss rose from")
 
 
-def test_a_rank_whose_finding_is_over_says_so_and_comes_after_one_that_is_open(tmp_path: Path) -> None:
+def test_a_rank_with_a_past_finding_comes_after_one_with_an_open_finding(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=4, steps=120, slow={3: 1.6}, slow_from=60, phase="forward", nan={1: 30})
     screen = draw_ranks(run, name="runs/x", height=30, now_ns=time.time_ns())
     console = Console(width=200, no_color=True, record=True, file=StringIO())
@@ -367,7 +367,7 @@ def test_times_of_a_run_that_has_ended_are_those_of_all_its_steps(tmp_path: Path
     assert max(one.own_ms or 0.0 for one in newest) > 2 * own_ms, "so that the windows can be told apart"
 
 
-def test_it_prints_once_into_a_pipe(tmp_path: Path) -> None:
+def test_top_prints_once_into_a_pipe(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=4, steps=30, slow={3: 1.5}, phase="forward")
     done = CliRunner().invoke(app, ["top", str(run.path)])
     assert done.exit_code == 0, done.output
