@@ -53,7 +53,7 @@ def token_blocks(file: Path, *, column: str, separator: int) -> Iterator[np.ndar
             if pa.types.is_string(kind) or pa.types.is_large_string(kind):
                 yield _text(values, separator)
             elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type):
-                yield _lists(values, separator)
+                yield _lists(values, separator, file)
             else:
                 raise ConfigError(f"data.column = {name!r}: is {kind} in {file.name}; must be text or lists of tokens")
     except (pa.ArrowException, OSError) as error:
@@ -95,12 +95,15 @@ def _text(values: Any, separator: int) -> np.ndarray[Any, Any]:
     return np.frombuffer(joined, dtype=np.uint8)
 
 
-def _lists(values: Any, separator: int) -> np.ndarray[Any, Any]:
+def _lists(values: Any, separator: int, file: Path) -> np.ndarray[Any, Any]:
     values = values.drop_null()
-    flat = values.flatten().to_numpy(zero_copy_only=False)
+    numbers = values.flatten()
+    if numbers.null_count:
+        raise ConfigError(f"data.column: a list of {file.name} lacks a token (null)")
+    flat = numbers.to_numpy(zero_copy_only=False).astype(np.int64)  # the separator may not fit into a narrower type
     lengths = values.value_lengths().to_numpy(zero_copy_only=False)
     ends = np.cumsum(lengths)[lengths > 0]
     tokens = np.insert(flat, ends, separator)
     if tokens.size and (tokens.min() < 0 or tokens.max() >= 1 << 32):
-        raise ConfigError(f"data.column: holds tokens from {tokens.min()} to {tokens.max()}")
+        raise ConfigError(f"data.column: holds tokens from {tokens.min()} to {tokens.max()}; must be 0 to 2^32 - 1")
     return tokens.astype(np.uint32)

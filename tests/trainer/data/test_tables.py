@@ -97,3 +97,17 @@ def test_many_rows_come_in_blocks(tmp_path: Path) -> None:
     corpus = opened(file, tmp_path / "cache", separator=255)
     assert corpus.tokens[::2].tolist() == rows.tolist()
     assert set(corpus.tokens[1::2].tolist()) == {255}
+
+
+def test_a_list_with_a_missing_token_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.parquet"
+    pq.write_table(pa.table({"tokens": pa.array([[1, None, 3]], pa.list_(pa.int32()))}), file)
+    with pytest.raises(ConfigError, match=r"a list of tokens\.parquet lacks a token"):
+        opened(file, tmp_path / "cache")
+
+
+def test_the_separator_may_be_larger_than_the_columns_type(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.parquet"
+    pq.write_table(pa.table({"tokens": pa.array([[1, 2]], pa.list_(pa.int16()))}), file)
+    corpus = opened(file, tmp_path / "cache", vocab_size=60_000, separator=50_256)
+    assert corpus.tokens.tolist() == [1, 2, 50_256]
