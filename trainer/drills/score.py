@@ -255,14 +255,14 @@ def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[s
             problems.append(f"the run should have stopped with a report, but: {reason or 'no end was recorded'}")
         return "stopped", problems
     if reason != "finished":
-        problems.append(f"the run {reason}" if reason else "the run recorded no end")
+        problems.append(f"the run did not finish: {reason}" if reason else "the run recorded no end")
     ((fewest,),) = source.rows(
         "SELECT min(taken) FROM (SELECT count(DISTINCT step) FILTER (committed) AS taken FROM steps GROUP BY rank)"
     )
     if (fewest or 0) < steps:
-        problems.append(f"{fewest or 0} of {steps} steps are on a rank's record")
+        problems.append(f"a rank recorded only {fewest or 0} of {steps} steps")
     if recovery == "skips" and not counts.get(event_kinds.ROLLBACK):
-        problems.append("the step was not refused")
+        problems.append("the bad step was not rolled back")
     if recovery == "restarts" and counts.get(event_kinds.ATTEMPT_STARTED, 0) < 2:
         problems.append("there was no restart")
     return str(reason or "no end"), problems

@@ -138,7 +138,7 @@ def test_a_fault_that_never_struck_is_not_injected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("recovery", "problem"),
-    [("skips", "not refused"), ("restarts", "no restart"), ("stops", "should have stopped")],
+    [("skips", "not rolled back"), ("restarts", "no restart"), ("stops", "should have stopped")],
 )
 def test_a_run_that_did_nothing_has_not_recovered(tmp_path: Path, recovery: Recovery, problem: str) -> None:
     result = score(make_run(tmp_path, steps=20), [], recovery=recovery)
@@ -149,7 +149,9 @@ def test_a_run_that_did_nothing_has_not_recovered(tmp_path: Path, recovery: Reco
 def test_a_run_that_ended_early_has_not_recovered(tmp_path: Path) -> None:
     assert score(make_run(tmp_path, steps=20), []).recovered
     result = score(make_run(tmp_path / "short", steps=15), [])
-    assert result.problems == ("15 of 20 steps are on a rank's record",)
+    assert result.problems == ("a rank recorded only 15 of 20 steps",)
+    result = score(make_run(tmp_path / "preempted", steps=20, end="preempted"), [])
+    assert result.problems == ("the run did not finish: preempted",)
 
 
 def test_seconds_until_training_again_after_a_restart(tmp_path: Path) -> None:
