@@ -29,19 +29,19 @@ class SharedPolicy:
     history: int = 15
     """Minimum number of steps, windows or readings (count) that define the usual level and its spread."""
     repeats: int = 2
-    """Number of occurrences (count) that counts as a repetition: one may be a slow moment, bad luck or a lost record,
-    and a detection from two blocks of slow transfers takes ten steps. Source: convention."""
+    """Number of occurrences (count) that count as a repetition: one may be a slow moment, bad luck or a lost record.
+    Source: convention; two blocks of slow transfers are ten steps."""
     min_times: int = 3
-    """Minimum number of occurrences (count) that cannot be an accident: a median needs three values, and steps after an
-    error may have been printed late. Source: convention."""
+    """Minimum number of occurrences (count) that are not chance: a median needs three values, and a few steps may be
+    printed after an error. Source: convention."""
     trend_values: int = 5
     """Minimum number of values (count) that show a rhythm, a trend or their noise. Source: convention."""
     many_values: int = 8
     """Minimum number of values (count) for robust estimates of level and spread: ranks of a group, blocks, samples. For
     fewer ranks the largest deviation is used as the spread."""
     minor_ratio: float = 1 / 3
-    """Share of a whole below which something is a side effect (ratio). Source: a rank short of CPU is slow in
-    everything."""
+    """Share of a whole below which something is a side effect (ratio). Source: a rank short of CPU is
+    somewhat slower in every phase."""
     explained_ratio: float = 0.5
     """Minimum share of a whole that explains it (ratio)."""
     agreement_ratio: float = 0.7
@@ -54,8 +54,8 @@ class SharedPolicy:
     that dates an onset. By chance a single step exceeds half of such a rise (1.5 sigmas), but rarely two in a row.
     """
     outlier_sigmas: float = 4.0
-    """Distance from its peers, in standard deviations, at which a single value is an outlier; if many places are tried,
-    the bound for the largest of that many normal variables, where that is higher."""
+    """Distance from its peers, in standard deviations, at which a single value is an outlier. If many places are tried,
+    the largest of as many normal variables gives the bound where it is higher."""
     certain_sigmas: float = 6.0
     """Size of a change, in standard deviations, that is certain without other evidence."""
     burst_sigmas: float = 9.0
@@ -86,7 +86,7 @@ class SharedPolicy:
     configuration differ by 1 to 2 %. Source: convention."""
     saving_ratio: float = 0.05
     """Smallest share of time or size at which growth, or a cost that a setting could avoid, matters (ratio). Ranks that
-    share cores are late for each other by a few percent. Source: convention."""
+    share cores delay each other by a few percent. Source: convention."""
     smallest_memory_bytes: int = 2 << 30
     """Device memory (bytes) too small to judge, as a planned peak or as use beyond twice a process's peak. Source:
     on an H100, plans of 14 and 38 GiB were 3 % and 1 % too high, those of 0.6 to 1.4 GiB up to 14 % off; on an H200 a
@@ -97,8 +97,8 @@ class SharedPolicy:
     """Newest steps (count) in which a slow change is looked for: an allocator fills in the first hundred, the noise
     scale grows tenfold in them. Source: measured."""
     cost_ratio: float = 0.1
-    """Smallest share of the time at which a cost, or unmeasured time, matters (ratio). Source: convention; of a job's
-    slowdown Lin et al., OSDI 2025."""
+    """Smallest share of the time at which a cost, or unmeasured time, matters (ratio). Source: convention; for a job's
+    slowdown Lin et al. (OSDI 2025)."""
     large_share_ratio: float = 0.2
     """Share of a whole that counts as large (ratio), for example of the time for a warning. Source: convention; a cache
     rarely exceeds five times the memory that was ever in use.

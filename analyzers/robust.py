@@ -75,8 +75,8 @@ def complete(values: Matrix) -> Matrix:
 
 
 def with_median_rest(values: Matrix, total: Matrix) -> Matrix:
-    """Work at one place of the step (`values`) plus each rank's median work at all others (`total` is the whole step),
-    shape (ranks, steps): the level of a whole step, with the noise of this place only."""
+    """Add to `values`, the work in one phase or gap, each rank's usual work in the rest of the step. The result has the
+    level of a whole step, but only the noise of this place. `total`: work in the whole step. Shapes (ranks, steps)."""
     rest = np.median(total, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
     with_rest: Matrix = values + np.maximum(rest, 0.0)
     return with_rest

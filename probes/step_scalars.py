@@ -82,7 +82,7 @@ class StepScalars:
                 if not value.is_cpu:
                     on_device.setdefault(id(value), (value, []))[1].append(name)
                     continue
-                if value is not last:  # several columns: a loss is written to two
+                if value is not last:  # a loss is given for two columns: convert it once
                     try:
                         last, number = value, value.item()
                     except Exception as error:  # not a single element: skip only this value

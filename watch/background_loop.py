@@ -18,7 +18,7 @@ from weakref import WeakSet
 __all__ = ["background_loop", "end_process", "new_thread"]
 
 STOP_S = 20.0
-"""Seconds that leaving the block waits for the current round."""
+"""Seconds to wait for the current round at the end of the block."""
 _made: WeakSet[threading.Thread] = WeakSet()
 
 

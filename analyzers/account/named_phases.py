@@ -3,8 +3,8 @@
     for phase in named_phases(source):          # the longest first; empty if the loop names none
         phase.name, phase.own_ms, phase.share_ratio
 
-Time is a rank's own, without waits in collectives, mean over ranks and steps. `training` is forward, backward and
-optimizer. A phase inside another one counts in both.
+Times are means over ranks and steps, without waits in collectives. `training` is forward, backward and optimizer. A
+phase inside another one counts in both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KNOWN_KINDS = (*PHASE_COLUMNS, "send", "recv", "compile", "fingerprint", "rollba
 MAX_PHASES = 12
 MAX_NAME = 40
 MAX_STEPS = 1 << 40
-"""For `every_kth`: only the number of rows limits what is read."""
+"""More than any run has, so that `every_kth` limits only the number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

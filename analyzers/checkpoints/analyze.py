@@ -42,7 +42,7 @@ def saved_checkpoints(source: Source, scope: Scope) -> list[Finding]:
     ((newest_step,),) = source.rows("SELECT max(step) FROM steps WHERE duration_ns IS NOT NULL")
     if absent := lacking(source, checkpoints=("tier", "state", "step")):
         if interval == 0 and newest_step:
-            return []  # checkpoints are off, on which `settings` advises
+            return []  # checkpoints are off: the analyzer `settings` advises on that
         if interval is not None and (newest_step or 0) < interval:
             return []  # no save was due yet
         if scope.manifest.get("attached") and not lacking(source, steps=("checkpoint_ns",)):

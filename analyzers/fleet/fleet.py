@@ -5,7 +5,7 @@
     found.mtbf_h                                          # hours of runs between failures that ended an attempt
     found.speeds[0].status                                # "slower": configurations whose speed changed
 
-The number of *runs* in which a member had an incident counts, so that one bad hour does not make a machine suspicious.
+Runs with an incident are counted, not incidents, so that one bad hour does not make a machine suspicious.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class Fleet:
     hours: float
     restarts: int
     failures: int
-    """Attempts that a death, a hang or a lost node or launcher ended; not a person, a scheduler or the guard."""
+    """Attempts ended by a death, a hang, or a lost node or launcher, but not by a person, a scheduler or the guard."""
     hosts: tuple[Member, ...]
     devices: tuple[Member, ...]
     speeds: tuple[ConfigurationSpeed, ...] = ()
-    """Configurations with two runs and more, those that became slower first."""
+    """Configurations with at least two runs; those that became slower come first."""
 
     @property
     def mtbf_h(self) -> float | None:
@@ -103,7 +103,7 @@ def fleet(histories: Sequence[RunHistory], policy: FleetPolicy = FleetPolicy()) 
     for history in histories:
         by_device = [(incident.device, incident) for incident in history.incidents]
         _add(devices, history, history.host_of_device, by_device, policy)
-    ranked = tuple(_without_bad_hosts(_ranked(devices, policy), policy))
+    ranked = tuple(_compared_within_hosts(_ranked(devices, policy), policy))
     explained = {member.name for member in ranked if member.is_suspicious}
     hosts: dict[str, _Tally] = defaultdict(_Tally)
     for history in histories:
@@ -168,8 +168,8 @@ def _ranked(tallies: Mapping[str, _Tally], policy: FleetPolicy) -> tuple[Member,
     return tuple(sorted(members, key=lambda one: (not one.is_suspicious, -one.rate.mean_per_h, one.name)))
 
 
-def _without_bad_hosts(devices: Sequence[Member], policy: FleetPolicy) -> list[Member]:
-    """Clear devices of bad hosts: a device stands out only if it has more than its share of its host's incidents."""
+def _compared_within_hosts(devices: Sequence[Member], policy: FleetPolicy) -> list[Member]:
+    """Keep a device suspicious only if it has more than its share of its host's incidents: else blame the host."""
     bad_runs: Counter[str] = Counter()
     num_devices: Counter[str] = Counter()
     for device in devices:

@@ -7,19 +7,19 @@
 2. A stopped process is the culprit wherever it is, unless it waits in a call that a running rank has not reached: then
    it was stopped during the hang, by a debugger for example.
 3. Different calls (operation, dtype or size) under one sequence number of a group are a mismatch, and the smaller side
-   is named. If both sides have equally many ranks, it is the side whose call never came next in earlier steps, or else
-   both. If in earlier steps this side's call came right after the other side's call, this side has skipped a call.
+   is named. If both sides have equally many ranks, the order of calls in earlier steps decides: the side whose call
+   never came next is named, else both. A side whose call came right after the other's there has skipped a call.
 4. If all other members have completed a call on devices, the remaining device is the culprit. If no member can complete
    an operation before all have entered it, and one has completed it, all devices still in it are culprits.
 5. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
-   has not sent, and the reverse (`wait_graph`). What a rank on another node without records here does is unknown: it is
-   only named as awaited.
+   has not sent, and the reverse (`wait_graph`). Nothing is known about a rank on another node whose records are not
+   here: it is only named as awaited.
 6. A rank that is awaited and in no call is a culprit: it did not reach the call. Its open span shows its present
    activity, unless `watch` saw that its GIL is held. If it is in a later step than the one in which it is awaited, it
    has skipped the call. If its host has enqueued calls that its device has not started, the device is stuck.
-7. If all awaited ranks are in calls that all members entered, those calls do not end. Either a send and its receive
-   differ in size (`unequal_message`), or a rank made another call under that number or a later one and may have left it
-   since (`mismatched_with_ended`), or the network or the backend is stuck.
+7. If all awaited ranks are in calls that all members entered, those calls do not end. A send and its receive differ in
+   size (`unequal_message`), or a rank made a different call with the same number or a later one, which may have ended
+   (`mismatched_with_ended`), or the network or the backend is stuck.
 8. If no device is in a call and some have not started the calls that their hosts enqueued, these devices are stuck; a
    rank whose host has not enqueued the call is a culprit, too.
 9. Otherwise the edges form a cycle, or all ranks entered and none left. In a cycle, a rank has skipped a call if it is
@@ -98,7 +98,7 @@ def find_culprits(view: AttemptView) -> HangCause:
     if stopped:
         others_call = commonest_call([c for rank, calls in heads.items() if rank not in stopped for c in calls])
         return _cause("stopped", stopped, waiting, others_call or commonest_call(all_calls))
-    # Probably no rank waits for an open call if a later one is done, unless the sides of the call differ.
+    # An open call before a completed one was probably just never waited for, unless the ranks' calls differ.
     unwaited = {rank: list(state.unwaited) for rank, state in alive.items()}
     if mismatch := mismatched_collective(oldest, view.differing) or mismatched_collective(unwaited, view.differing):
         of_oldest = [c for calls in oldest.values() for c in calls]
@@ -126,7 +126,7 @@ def find_culprits(view: AttemptView) -> HangCause:
         if mismatch := unequal_message(view) or mismatched_with_ended(view):
             return cause_of_mismatch(mismatch, waiting)
         stuck_calls = [c for rank in roots for c in heads[rank]]
-        ends = {c.peer for c in stuck_calls if c.is_p2p and c.peer is not None}  # a link has two ends, in any order
+        ends = {c.peer for c in stuck_calls if c.is_p2p and c.peer is not None}  # a link has two ends: name both
         return _cause("all_entered", tuple(sorted({*roots, *ends})), waiting, commonest_call(stuck_calls))
     roots = tuple(rank for rank in roots if not heads.get(rank))
     if roots:
@@ -186,8 +186,8 @@ def _in_cycle(
 
 
 def _left_by_others(view: AttemptView, heads: Mapping[int, list[Call]]) -> list[Call]:
-    """Device calls that a member is still in although all others have completed them. Some others are enough, with the
-    rest still in the call, if no member can complete the operation before all have entered it."""
+    """Device calls that a member is still in although all others have completed them. If no
+    member can complete the operation before all have entered it, one is enough, with the rest still in the call."""
     found = []
     inside = {(call.group, call.seq, rank) for rank, calls in heads.items() for call in calls if not call.is_p2p}
     for rank, calls in heads.items():

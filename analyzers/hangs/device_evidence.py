@@ -2,7 +2,7 @@
 
     finding = with_devices(source, finding, silent_since_ns)       # of `hang_of_attempt`
 
-1. Readings and XIDs count from `before_s` before the last record on.
+1. Readings and XIDs count if they are at most `before_s` older than the last record.
 2. A GPU whose readings end while those of its host continue no longer answers: it has fallen off the bus, or its driver
    is stuck.
 3. An XID, or such a GPU, is named in the summary; the rest is evidence. A device that is busy during the silence runs a

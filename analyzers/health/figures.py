@@ -26,7 +26,7 @@ _WORDS = {
     "ecc_corrected_total": "Corrected ECC errors", "remapped_rows_total": "Remapped rows",
     "infiniband_errors_total": "InfiniBand port errors", "infiniband_downs_total": "InfiniBand links lost",
     "tcp_retransmits_total": "TCP retransmits", "cgroup_throttled_seconds_total": "Throttled by the CPU limit",
-    "nvlink_errors_total": "Errors of NVLinks", "gpu_utilization_ratio": "Load", "remap_pending": "Remapping pending",
+    "nvlink_errors_total": "NVLink errors", "gpu_utilization_ratio": "Load", "remap_pending": "Remapping pending",
     "remap_failed": "Remapping failed",
 }  # fmt: skip
 
@@ -109,7 +109,7 @@ def xid(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def memory_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The counter of errors or of rows."""
+    """The counters of memory errors or of remapped rows."""
     columns = {"uncorrected": ("ecc_uncorrected_total",), "corrected": ("ecc_corrected_total",),
                "remap_failed": ("remap_failed", "remapped_rows_total"),
                "remapped": ("remapped_rows_total", "remap_pending")}  # fmt: skip
@@ -148,7 +148,7 @@ def _counter(source: Source, finding: Finding, column: str) -> Iterator[Drawing]
 
 
 def pressure(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """A host's free disk with the free space that a checkpoint may need, or its run queue with its number of CPUs."""
+    """The reading of the finding, with its limit if it has one: disk space or latency, CPU limit, memory, or load."""
     if finding.cause == "disk" and not lacking(source, health=("disk_free_bytes",)):
         least = HealthPolicy().disk_free_bytes / GIB
         yield from reading_figure(

@@ -9,7 +9,7 @@
 * *Imbalance*: one rank holds much more than the median of its peers (same pipeline stage), so that it will be the first
   to run out.
 
-The memory of a rank that ran out of it is in the finding of its death (`rank_lost`, cause out_of_memory).
+If a rank ran out of memory, its use of memory is reported with its death (`rank_lost`, cause out_of_memory).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     if not (np.diff(step) > 0).all():
         step = np.arange(float(len(step))) * max(1.0, float(np.median(np.abs(np.diff(step)))))
     cuts = [int(len(step) * k / 6) for k in range(7)]
-    # Medians of six parts: three for each slope, so that a single jump moves at most one of them.
+    # A slope joins the medians of two sixths, which a short spike does not move.
     level = np.array([np.median(memory[a:b]) for a, b in pairwise(cuts)])
     place = np.array([np.median(step[a:b]) for a, b in pairwise(cuts)])
     slopes = np.array([(level[j] - level[i]) / (place[j] - place[i]) for i in range(6) for j in range(i + 1, 6)])

@@ -171,8 +171,8 @@ def _dropped(attempt: int, layers: list[LayerLoad]) -> Finding | None:
         "dropped",
         attempt,
         worst,
-        f"{100 * over_all:.0f} % of the token-to-expert assignments were dropped at full experts, most in block "
-        f"{worst.layer} ({100 * share(worst):.0f} %)",
+        f"{100 * over_all:.0f} % of the token-to-expert assignments were dropped because experts were full, most in "
+        f"block {worst.layer} ({100 * share(worst):.0f} %)",
         "",
         {"dropped_ratio": round(over_all, 4), "worst_layer": worst.layer, "worst_ratio": round(share(worst), 4),
          "limit_ratio": SHARED.cost_ratio},

@@ -16,8 +16,8 @@
    whether the fault was reproduced, and in which operation. It also names ranks if nothing else does. In a replay each
    rank checks its own operations, so a value that no rank produced was produced by a reduction.
 
-On a live run, only steps of the newest attempt that all ranks have finished are judged: by then the response to the
-step is recorded, and records of one rank may be in the store before those of another.
+On a live run, a step of the newest attempt is judged once all ranks have finished it: by then the response to it is
+recorded, and records of one rank may be in the store before those of another.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
 
 
 def _num_ranks(source: Source, attempt: int | None) -> int:
-    """Number of ranks; `ranks` also counts, since a rank is known before its first step."""
+    """Number of ranks in `steps` or `ranks`, whichever is larger: a rank is known before its first step."""
     tables = [table for table in ("steps", "ranks") if source.has(table)]
     counts = [source.rows(f"SELECT count(DISTINCT rank) FROM {table} WHERE attempt = ?", [attempt]) for table in tables]
     return max(int(count) for ((count,),) in counts)

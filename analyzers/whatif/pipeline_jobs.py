@@ -10,12 +10,13 @@ Each step is replayed over the dependencies of its operations (`whatif.simulate`
 2. A send and its receive end together: after both have begun and the transfer is over. Operations between data-parallel
    ranks of a stage begin when the last rank has arrived; the first and the last stage exchange embedding gradients;
    clipping needs the norm of all ranks' gradients.
-3. Reductions that begin before the last pass ends overlap with it, after the last backward pass of their chunk.
+3. A reduction that began before the last pass ended runs in parallel with the passes, and starts after the last
+   backward pass of its chunk.
 
 In a balanced job, as in the paper, every computation takes the mean of its type over data-parallel ranks, stages and
-steps, and every transfer takes the median of its type. M_W and M_S replace the operations of the worst 3 % of the
-workers and of the last stage in the job as it ran. Time in which no operation was ready is not replayed; it is part of
-the error.
+steps, and every transfer takes the median of its type. M_W and M_S are the shares of the slowdown that disappear if the
+operations of the worst 3 % of the workers, or of the last stage, take their balanced times. Idle time that no
+dependency explains is not replayed; it is part of the error.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ MAX_OPERATIONS = 3_000_000
 PASSES = ("forward-compute", "backward-compute")
 MESSAGES = ("forward-recv", "forward-send", "backward-recv", "backward-send")
 SYNCS = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce", "grads-sync", "params-sync")
-ENDS = "embedding-grads-all-reduce"
+EMBEDDING = "embedding-grads-all-reduce"
 NORM = "optimizer-clip-main-grad"
-MEDIANS = (*MESSAGES, *SYNCS, ENDS, NORM, "layernorm-grads-all-reduce")
+MEDIANS = (*MESSAGES, *SYNCS, EMBEDDING, NORM, "layernorm-grads-all-reduce")
 _GATHERS = ("params-all-gather", "params-sync")
 _REDUCES = ("grads-reduce-scatter", "grads-sync")
 Key = tuple[object, ...]
@@ -62,7 +63,7 @@ class _Step:
     """Call of each send and receive, by row."""
 
     def call(self, key: Key) -> int:
-        """Add the call of an operation that several ranks make, or of an operation's end."""
+        """Return the call with this key, added if it is new: a transfer, or ("end", row), the end of an operation."""
         if key not in self.calls:
             self.calls[key] = self.graph.new_call((key[0],), 0.0)
             self.rows_of_call.append([])
@@ -116,7 +117,7 @@ def what_if_of_operations(jobs: Operations, policy: WhatIfPolicy | None = None) 
 
 
 def _steps_to_replay(jobs: Operations, num_replays: int) -> list[int]:
-    """Steps with at least half of the usual number of operations: all, or as many of the last as the limit allows."""
+    """Steps with at least half as many operations as the largest: all, or as many of the last as the limit allows."""
     steps, counts = np.unique(jobs.step, return_counts=True)
     whole = [int(step) for step, count in zip(steps, counts, strict=True) if count >= 0.5 * counts.max()]
     most = max(1, int(MAX_OPERATIONS // max(1, num_replays * int(counts.max()))))
@@ -139,14 +140,14 @@ def _balanced(jobs: Operations, own: Floats, used: npt.NDArray[np.bool_]) -> Flo
 
 def _by_rank(jobs: Operations, slowdown: Callable[[npt.NDArray[np.bool_]], float]) -> dict[int, float]:
     """S_w per rank, largest first: the smaller of the slowdowns of its data-parallel rank and its stage."""
-    by_lane = {int(lane): slowdown(jobs.dp_rank == lane) for lane in np.unique(jobs.dp_rank)}
+    by_dp_rank = {int(dp_rank): slowdown(jobs.dp_rank == dp_rank) for dp_rank in np.unique(jobs.dp_rank)}
     by_stage = {int(stage): slowdown(jobs.stage == stage) for stage in np.unique(jobs.stage)}
     if len(by_stage) == 1:
         by_stage = dict.fromkeys(by_stage, math.inf)
-    if len(by_lane) == 1:
-        by_lane = dict.fromkeys(by_lane, math.inf)
+    if len(by_dp_rank) == 1:
+        by_dp_rank = dict.fromkeys(by_dp_rank, math.inf)
     places = np.unique(np.stack([jobs.rank, jobs.dp_rank, jobs.stage]), axis=1).T
-    found = {int(rank): min(by_lane[int(lane)], by_stage[int(stage)]) for rank, lane, stage in places}
+    found = {int(rank): min(by_dp_rank[int(dp_rank)], by_stage[int(stage)]) for rank, dp_rank, stage in places}
     return dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
@@ -245,8 +246,8 @@ class _Worker:
                 if row not in inner:
                     continue
                 chunk = int(jobs.chunk[row])
-                forward = 1 if direction == "forward" else -1
-                target = chunk if way == "recv" else chunk + forward
+                to_next = 1 if direction == "forward" else -1
+                target = chunk if way == "recv" else chunk + to_next
                 call = self._step.call(("message", direction, self._worker[0], target, ordinal[row]))
                 self._step.rows_of_call[call].append(message)
                 self._step.messages[message] = call
@@ -292,12 +293,12 @@ class _Worker:
         graph.add_post(stream, step.call(("end", row)))
 
     def _call(self, row: int, name: str) -> int | None:
-        step, (lane, stage) = self._step, self._worker
+        step, (dp_rank, stage) = self._step, self._worker
         if name in MESSAGES:
             return step.messages[row]
-        if name not in (*SYNCS, ENDS, NORM):
+        if name not in (*SYNCS, EMBEDDING, NORM):
             return None
         count = self._seen[name] = self._seen.get(name, -1) + 1
-        call = step.call((name, 0 if name == NORM else lane if name == ENDS else stage, count))
+        call = step.call((name, 0 if name == NORM else dp_rank if name == EMBEDDING else stage, count))
         step.rows_of_call[call].append(row)
         return call

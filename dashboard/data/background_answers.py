@@ -26,7 +26,7 @@ __all__ = ["Answer", "Answers"]
 
 MAX_ENTRIES = 256
 REST_FACTOR, OFTEN_REST_FACTOR = 10.0, 1.0
-"""Pause after a query, as a multiple of its duration; shorter for queries that show the present."""
+"""Pause after a query, as a multiple of its duration; `OFTEN_REST_FACTOR` is for queries of the current state."""
 AFTER_ERROR_S = 1.0
 QUICK_S = 0.25
 """Queries that take less time than this (seconds) are repeated whenever the store has changed."""

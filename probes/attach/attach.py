@@ -197,7 +197,7 @@ class Attached:
 
     def _at_exit(self) -> None:
         """Close the records at the end of the process. A process that failed does not record a clean end."""
-        if self._phases is not None and self.end.left_by_itself():
+        if self._phases is not None and self.end.ended_normally():
             with failing_open("attach.exit"):
                 self._phases.end_last()
                 self._phases = None

@@ -3,12 +3,13 @@
     end = ProcessEnd(recorder, loop_thread)
     undo = end.hook()            # sys.excepthook, threading.excepthook, sys.exit
     ...
-    end.left_by_itself()         # in the exit hook: False if it died; the records of its end are written then
+    end.ended_normally()         # in the exit hook: if it is False, the exception or exit is on record
 
 `sys.exit` may be caught, and the process may continue: only the last call before the end counts, and only if no step
-has begun since. The same holds for `sys.excepthook`, which a script may call to print an exception that it has caught:
-this exception is the cause of the end if an exit with a number follows. An exit with a number while an exception is
-handled (`except Exception: ...; sys.exit(1)`, the ranks of `torch.multiprocessing.spawn`) is the end by that exception.
+has begun since. A script may print an exception that it has caught by calling `sys.excepthook`: this exception is
+recorded as the cause if an exit with a number follows in the same step. If a script exits with a number while it
+handles an exception (`except Exception: ...; sys.exit(1)`, the ranks of `torch.multiprocessing.spawn`), that exception
+is the cause.
 `raise SystemExit` and the interpreter's `exit` are only seen under `rankscope run`, which runs the script inside
 `exits_of_script`.
 """
@@ -45,7 +46,8 @@ EXIT_TYPE = "SystemExit"
 """Type of the `exception` event of an exit with a code other than 0."""
 MAX_TEXT = 4000
 MAX_THREAD_ERRORS = 20
-"""Exceptions recorded of threads other than the loop's: a program may start, and lose, one for each request."""
+"""Maximum number of exceptions recorded for threads other than the loop's: a program may start a thread for each
+request, and each may fail."""
 
 
 class ProcessEnd:
@@ -62,9 +64,9 @@ class ProcessEnd:
         self._exit: tuple[int, dict[str, Any]] | None = None  # step, the event's fields
         self._printed: tuple[int, dict[str, Any]] | None = None  # the same, of an exception that the script printed
         self.is_of_rank: Callable[[], bool] = lambda: True
-        """True if this process is a rank: not where the script has started the ranks itself."""
+        """Returns False in a process that is not a rank: a script that starts the ranks as its children, or a fork."""
         self.at_failure: Callable[[Frames], object] = lambda frames: None
-        """Called with the frames of an error or exit before its step is determined."""
+        """Called with the frames of an error or exit before the step of the failure is determined."""
         self.reason: tuple[str, int] = ("finished", 0)
         """Reason and exit code of the run's end on this node."""
 
@@ -83,11 +85,11 @@ class ProcessEnd:
 
         return restore
 
-    def left_by_itself(self) -> bool:
-        """Return False if the process died of an exception or ends with an exit code, which is then on record, or if it
-        is not a rank."""
+    def ended_normally(self) -> bool:
+        """Return True if this process is a rank and ends without an error. An exception or a failing exit that no hook
+        has recorded yet is recorded first."""
         if not self._died and (error := _unhandled()) is not None:
-            self.left_by(error)
+            self.record_failure(error)
         if not self._died and self._exit is not None:
             step, fields = self._exit
             if step == self._recorder.step_number:
@@ -96,15 +98,15 @@ class ProcessEnd:
 
     @contextlib.contextmanager
     def exits_of_script(self) -> Iterator[None]:
-        """Record exceptions and exits of the block, which runs the user's script: it may replace `sys.excepthook`."""
+        """Record exceptions and exits of the user's script, run in this block, even if it replaces `sys.excepthook`."""
         try:
             yield
         except BaseException as error:
-            self.left_by(error)
+            self.record_failure(error)
             self._script_raised = True
             raise
 
-    def left_by(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """Record an exception or exit of the user's code that no hook of the interpreter sees."""
         with failing_open("attach.exit"):
             if isinstance(error, SystemExit):
@@ -157,8 +159,8 @@ class ProcessEnd:
         real(kind, error, trace)
 
     def _at_thread_exception(self, real: Callable[..., Any], about: Any) -> None:
-        """A thread died: the process may continue, but a loop in this thread has ended. What waits for another thread
-        may hang."""
+        """A thread died. If it ran the training loop, the rank has failed; otherwise the process continues, but may
+        hang while it waits for the thread."""
         with failing_open("attach.exception"):
             error, thread = about.exc_value, about.thread
             if error is not None and not isinstance(error, SystemExit):
@@ -190,7 +192,7 @@ def _unhandled() -> BaseException | None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     trace = getattr(error, "__traceback__", None)
     if trace is None or trace.tb_frame.f_back is not None or trace.tb_frame.f_code.co_name not in _OUTERMOST:
-        return None  # left by a console or a notebook's cell, after which the process went on
+        return None  # raised in a console or a notebook cell, after which the process continued
     return error
 
 

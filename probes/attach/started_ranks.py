@@ -172,4 +172,4 @@ def _wait_for_group(groups: ModuleType) -> None:
 
 def _left_by(error: BaseException) -> None:
     if (module := sys.modules.get(f"{__package__}.attach")) and (attached := module.current()):
-        attached.end.left_by(error)
+        attached.end.record_failure(error)

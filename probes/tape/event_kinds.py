@@ -3,7 +3,7 @@
     log.of(event_kinds.ROLLBACK)
     EVENT_KINDS["rollback"].fields            # the columns of its detail
 
-A constant is the kind's stored name, so it also stands in SQL. Every event also has `wall_ns`, `mono_ns` (the monotonic
+A constant is the kind's stored name, so it can be used in SQL. Every event also has `wall_ns`, `mono_ns` (the monotonic
 clock of its node), `attempt`, `rank` (-1: a node process), `kind`, `step` (or null). docs/schema.md is made from here.
 """
 
@@ -259,7 +259,7 @@ EXCLUDED = _kind(
     by="launcher", meaning="A device or node is excluded from the next attempt on.",
 )
 EXCLUSION_WITHHELD = _kind(
-    "exclusion_withheld", _NODE_RANK, _ranks("ranks"), _bool("dry_run", "this setting kept them"), _REASON,
+    "exclusion_withheld", _NODE_RANK, _ranks("ranks"), _bool("dry_run", "only `exclusion_dry_run` kept them"), _REASON,
     by="launcher, or watch if the cause is not the device", meaning="Reported ranks stay in the run.",
 )
 
@@ -355,10 +355,8 @@ BUDGET_EXCEEDED = _kind(
 )
 PUBLISHED = _kind("published", _text("address"), by="watch", meaning="Records are at the configured address (again).")
 PUBLISH_FAILED = _kind("publish_failed", _text("address"), _REASON, by="watch", meaning="Publishing records failed.")
-STALE_KILLED = _kind(
-    "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"), by="watch",
-    meaning="A rank of an older attempt was killed.",
-)
+STALE_KILLED = _kind("stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"), by="watch",
+                     meaning="A rank of an older attempt was killed.")
 NODE_SILENT = _kind(
     "node_silent", _NODE_RANK, _float("silent_s", unit="s"), _ranks("ranks"), _bool("never_heard"),
     by="watch of node 0", meaning="A node's digests stopped arriving.",

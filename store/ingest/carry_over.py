@@ -1,4 +1,4 @@
-"""Copy the rows of retired tapes from a former store into a new one.
+"""Copy the rows of a former store into a new one; the tapes of the oldest rows may have been removed.
 
     carry_over(Path("telemetry.duckdb.quarantine"), Path("telemetry.duckdb"))
 

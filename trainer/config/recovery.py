@@ -27,8 +27,7 @@ class RecoveryConfig(Section):
     hang_floor_s: float = shared_default(RecoverySettings, "hang_floor_s")
     """A silence shorter than this is never called a hang (seconds)."""
     startup_s: float = shared_default(RecoverySettings, "startup_s")
-    """Before the first step: time without a record, and without a rank seen computing or reading files, that counts as
-    a hang (seconds)."""
+    """Before the first step, this time without a record is a hang, unless a rank computes or reads files (seconds)."""
     grace_s: float = shared_default(RecoverySettings, "grace_s")
     """Time limit for all processes after SIGTERM or Ctrl-C (seconds). Ranks have 7 s less to finish their step and save
     a checkpoint; after that they exit without one."""

@@ -21,7 +21,7 @@ DRIVER_S = 10.0
 
 
 def device_checks(dcgm_url: str = DCGM_URL) -> list[Check]:
-    """Check the driver, the GPUs and the exporter. Without a driver, a missing exporter is not reported."""
+    """Check the driver, the GPUs and the exporter. Without a driver, the note on a missing exporter has no remedy."""
     driver = nvml.has_driver()
     return [_driver(driver), _dcgm(dcgm_url, expected=driver)]
 

@@ -104,9 +104,9 @@ def _own_name() -> Check:
         return Check(name="host name", status="warning", found=found, remedy=remedy)
     if all(address.startswith("127.") or address == "::1" for address in addresses):
         remedy = f"with several nodes: GLOO_SOCKET_IFNAME={_interface()} (and NCCL_SOCKET_IFNAME)"
-        found = f"{name} is {', '.join(addresses)} only"
+        found = f"{name} resolves to {', '.join(addresses)} only"
         return Check(name="host name", status="note", found=found, remedy=remedy)
-    return Check(name="host name", status="ok", found=f"{name} is {', '.join(addresses)}")
+    return Check(name="host name", status="ok", found=f"{name} resolves to {', '.join(addresses)}")
 
 
 def _interface() -> str:

@@ -158,10 +158,10 @@ def _cannot(name: str, mesh: str, config: Config, num_ranks: int) -> str:
         return "needs a second group to compare with (--mesh hsdp or fsdp*tp)"
     if any(kind.needs == "ranks" for kind in kinds) and num_ranks < 2:
         return "needs more than one rank"
-    alone = mesh in ("tp", "pp") or (
+    has_one_data_rank = mesh in ("tp", "pp") or (
         mesh == "config" and config.parallel.dp_replicate * config.parallel.dp_shard * config.parallel.ep == 1
     )
-    if any(kind.needs == "data ranks" for kind in kinds) and (num_ranks < 2 or alone):
+    if any(kind.needs == "data ranks" for kind in kinds) and (num_ranks < 2 or has_one_data_rank):
         return "needs more than one data rank (--mesh ddp or fsdp)"
     return ""
 
@@ -202,7 +202,7 @@ def _short(config: Config) -> list[str]:
     if config.checkpoint.memory_interval:
         settings.append(f"checkpoint.memory_interval={min(5, config.checkpoint.memory_interval)}")
     settings.append(f"optim.warmup_steps={min(10, config.optim.warmup_steps)}")
-    # the rate of the start of a long run, instead of decaying to zero within 40 steps
+    # keep the learning rate of a long run's start: the schedule would decay it to zero within the drill's few steps
     settings.append("optim.schedule=constant")
     settings.append(f"recovery.max_restarts={max(3, config.recovery.max_restarts)}")
     return settings

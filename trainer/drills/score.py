@@ -3,7 +3,7 @@
     score = score_run(store, run.manifest(), Wanted(expected=scenario.expected, recovery="skips", steps=40))
     score.seen, score.right_kind, score.right_rank, score.finding_s, score.recovered
 
-1. The time of a fault is read from the events `fault_injected`; its findings are those that `watch` wrote during the
+1. The time of a fault is read from the events `fault_injected`. The findings are those that `watch` wrote during the
    run, with their times, and those of the post-mortem over the finished store.
 2. A finding is right if its kind is one that the fault requires; then rank and cause are compared. If several findings
    have the right kind, the one with the right rank counts, and the others are false alarms.
@@ -65,7 +65,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Score of one run. Seconds; `steps_lost` counts steps that were run and rolled back."""
+    """Score of one run. Times are in seconds; `steps_lost` counts steps that were run and rolled back."""
 
     answers: tuple[Answer, ...] = ()
     false_alarms: tuple[Statement, ...] = ()
@@ -80,7 +80,7 @@ class Score:
     useful_s: float = 0.0
     """Time in steps that were kept."""
     span_s: float = 0.0
-    """From the first step's begin to the last one's end."""
+    """From the start of the first step to the end of the last one."""
     problems: tuple[str, ...] = field(default=())
 
 
@@ -136,7 +136,7 @@ def score_run(
         ended=ended,
         training_s=_training_again_s(source, first_ns, wanted.recovery),
         problems=tuple(problems),
-        steps_lost=took["run"] - took["lasting"],
+        steps_lost=took["run"] - took["kept"],
         useful_s=took["useful_ns"] * NS,
         span_s=took["span_ns"] * NS,
     )
@@ -179,7 +179,7 @@ def _live_statements(source: Source) -> list[Statement]:
 
 def _answer(
     fault: Fault,
-    wanted: Expected,
+    expected: Expected,
     peers: frozenset[int],
     injected_at: Mapping[tuple[str, int], int],
     live: Sequence[Statement],
@@ -189,11 +189,11 @@ def _answer(
     """The finding about one fault. `used`: findings already assigned to earlier faults."""
     when_ns = _injection_ns(injected_at, fault)
     free = [finding for finding in (*after, *live) if not any(finding.what == other.what for other in used)]
-    right_kind = [finding for finding in free if finding.kind in wanted.kinds]
-    right = [finding for finding in right_kind if _names_right_ranks(finding, fault, wanted, peers)]
+    right_kind = [finding for finding in free if finding.kind in expected.kinds]
+    right = [finding for finding in right_kind if _names_right_ranks(finding, fault, expected, peers)]
     best = min(
         right or right_kind,
-        key=lambda finding: (finding.cause not in wanted.causes, finding.attempt or 0),
+        key=lambda finding: (finding.cause not in expected.causes, finding.attempt or 0),
         default=None,
     )
     if when_ns is None or best is None:
@@ -205,7 +205,7 @@ def _answer(
         injected=True,
         seen="live" if in_time else "after",
         right_rank=bool(right),
-        right_cause=best.cause in wanted.causes,
+        right_cause=best.cause in expected.causes,
         finding_s=round((in_time[0].wall_ns - when_ns) * NS, 2) if in_time else None,
         finding=best,
     )
@@ -224,18 +224,18 @@ def _peers(source: Source, rank: int) -> frozenset[int]:
     return frozenset(int(row[0]) for row in rows) | {rank}
 
 
-def _names_right_ranks(finding: Statement, fault: Fault, wanted: Expected, peers: frozenset[int]) -> bool:
-    if wanted.rank == "none":
+def _names_right_ranks(finding: Statement, fault: Fault, expected: Expected, peers: frozenset[int]) -> bool:
+    if expected.rank == "none":
         return len(finding.ranks) != 1
-    if wanted.rank == "tensor_group":
+    if expected.rank == "tensor_group":
         return fault.rank in finding.ranks and peers.issuperset(finding.ranks)
-    if wanted.rank == "among":
+    if expected.rank == "among":
         return fault.rank in finding.ranks
     return finding.ranks == (fault.rank,)
 
 
-def _distinct(finding: Sequence[Statement]) -> list[Statement]:
-    return list({one.what: one for one in reversed(finding)}.values())[::-1]
+def _distinct(findings: Sequence[Statement]) -> list[Statement]:
+    return list({one.what: one for one in reversed(findings)}.values())[::-1]
 
 
 # ---- recovery ----
@@ -295,7 +295,7 @@ def _training_again_s(source: Source, injected_ns: int | None, recovery: Recover
 
 def _steps(source: Source) -> dict[str, int]:
     """Numbers and times of one rank: steps run, steps kept, time of these, and time from first to last step."""
-    ((run, lasting, useful_ns, span_ns),) = source.rows(
+    ((run, kept, useful_ns, span_ns),) = source.rows(
         """
         WITH one AS (SELECT * FROM steps WHERE rank = (SELECT min(rank) FROM steps)),
              kept AS (SELECT * FROM one WHERE committed
@@ -304,4 +304,4 @@ def _steps(source: Source) -> dict[str, int]:
                (SELECT max(start_ns + coalesce(duration_ns, 0)) - min(start_ns) FROM one)
         """
     )
-    return {"run": run, "lasting": lasting, "useful_ns": int(useful_ns or 0), "span_ns": int(span_ns or 0)}
+    return {"run": run, "kept": kept, "useful_ns": int(useful_ns or 0), "span_ns": int(span_ns or 0)}

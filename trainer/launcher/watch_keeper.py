@@ -51,7 +51,7 @@ class WatchKeeper:
 
     def check(self) -> None:
         """Replace the watch if it has died or stopped responding."""
-        # the folder was replaced, and a new watch would write to the wrong one
+        # If the folder was replaced, a new watch would write to the wrong one.
         if not self.ending and not self._held.problem():
             self._watch.check()
 

@@ -1,6 +1,6 @@
 """FSDP's gathers in fp8: a rank rounds its shard of a matrix, and the others receive a byte per number.
 
-    gathers = Float8Gathers(model)      # sharded, with memory, before its first forward
+    gathers = Float8Gathers(model)      # sharded and materialised, before its first forward
     gathers.rescale()                   # collective: before the first forward after parameters have changed
 
 FSDP looks for two methods on the local tensor of a sharded parameter: one returns what to gather, the other builds the

@@ -3,8 +3,8 @@
     mixed = ring_attention(query, key, value, group)       # (batch, heads, piece, head_dim), of this rank's piece
 
 Liu et al. 2023 (arXiv 2310.01889): a rank attends to one piece of keys and values after the other, while it sends the
-piece on. It merges the results by each row's log-sum-exp (online softmax). Backward passes the pieces around once more,
-each with its gradient, to which every rank adds. A rank keeps its own queries, keys, values, results and one
+piece on. It merges the results by each row's log-sum-exp (online softmax). In the backward pass the pieces go around
+once more, each with its gradient, to which every rank adds. A rank keeps its own queries, keys, values, results and one
 log-sum-exp per row; two more pieces exist in transit.
 
 With contiguous pieces a causal mask would leave the first rank nearly idle and give the last most of the work. So a
@@ -70,7 +70,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, mixed, lse, *random = ctx.saved_tensors
         group, half, shared = ctx.group, query.shape[2] // 2, query.shape[1] // key.shape[1]
-        rank, size, outer = group.rank(), group.size(), grads[0].contiguous()
+        rank, size, grad_out = group.rank(), group.size(), grads[0].contiguous()
         grad_query = torch.zeros_like(query, dtype=torch.float32)
         passing = torch.stack((key, value))
         gradient = torch.zeros_like(passing, dtype=torch.float32)
@@ -79,7 +79,7 @@ class _Ring(torch.autograd.Function):
             rows, columns = _halves(rank, (rank - step) % size, half)
             keys, values = passing[:, :, :, columns].repeat_interleave(shared, dim=2)
             parts = _backward(
-                outer[:, :, rows],
+                grad_out[:, :, rows],
                 query[:, :, rows],
                 keys,
                 values,

@@ -1,6 +1,6 @@
 """Operations that run in fp8 with `train.float8`: the matmuls of the layers that `trainer.model.float8` converts.
 
-    found = float8_products(config, plan, hardware)     # None if fp8 is off, or its rate is unknown
+    found = float8_products(config, plan, hardware)     # None if no matmul is in fp8, or its rate is unknown
     found.flops_per_token, found.flops_per_s
     found.others                                        # operations that remain in train.precision
 

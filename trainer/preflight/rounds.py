@@ -20,7 +20,7 @@ all pairs are measured.
 
 
 def pair_rounds(num_ends: int) -> list[list[Pair]]:
-    """The first rounds of a round-robin tournament (circle method), `log2(num_ends)` of them and at least seven.
+    """Rounds of a round-robin tournament (circle method), evenly spread: `log2(num_ends)` of them, and at least seven.
 
     With an odd number one end rests in each round.
     """

@@ -29,10 +29,10 @@ from trainer.preflight.links import time_all_reduce
 from trainer.preflight.verdict.readings import SettingReading
 from trainer.torch_compat import PrefixStore
 
-__all__ = ["NCCL", "SettingsError", "compare_settings", "named", "parse"]
+__all__ = ["NCCL", "SettingsError", "compare_settings", "parse", "variables_text"]
 
 NCCL = "nccl"
-"""Name by which `parse` accepts the list below."""
+"""Text that `parse` replaces by the settings below."""
 _NCCL_SETTINGS: Sequence[Mapping[str, str]] = (
     *({"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}
       for algorithm in ("Ring", "Tree") for protocol in ("LL", "LL128", "Simple")),
@@ -44,7 +44,8 @@ _SIZES = (1 << 16, 1 << 22)
 """Sizes in bytes, in addition to that of the preflight's all-reduce: typical gradient buckets and tensor-parallel
 messages."""
 _ROUNDS = 3
-"""Rounds of alternating readings: the library's own choice, and the settings that were faster in the first round."""
+"""Number of rounds. The first measures every setting, the others only the fastest ones again. Each begins with a
+reading without a setting."""
 LIMIT_S = 90.0
 """Seconds for one reading: process start, and an all-reduce of three sizes. After that the processes are killed."""
 
@@ -54,8 +55,8 @@ class SettingsError(ValueError):
 
 
 def parse(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Parse texts of the form `NAME=VALUE NAME=VALUE`, each one setting; `nccl` stands for the list `NCCL`. Raises
-    SettingsError."""
+    """Parse texts of the form `NAME=VALUE NAME=VALUE`, each one setting; the text `nccl` adds a built-in
+    list of NCCL settings. Raises SettingsError."""
     found: list[dict[str, str]] = []
     for text in texts:
         if text == NCCL:
@@ -68,7 +69,7 @@ def parse(texts: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
-def named(variables: Mapping[str, str]) -> str:
+def variables_text(variables: Mapping[str, str]) -> str:
     """`NAME=VALUE NAME=VALUE`, as a shell accepts it."""
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
@@ -76,7 +77,7 @@ def named(variables: Mapping[str, str]) -> str:
 def compare_settings(
     settings: Sequence[Mapping[str, str]], place: Place, *, nccl: bool, num_bytes: int
 ) -> list[SettingReading]:
-    """Return all readings on rank 0, first those without a setting; empty on other ranks. All ranks call it."""
+    """Return all readings on rank 0, in the order of measurement; empty on other ranks. All ranks must call it."""
     sizes = sorted({min(size, num_bytes) for size in (*_SIZES, num_bytes)})
     readings: list[SettingReading] = []
     chosen: list[Mapping[str, str]] = [{}, *settings]
@@ -84,16 +85,16 @@ def compare_settings(
         for index, variables in enumerate(chosen):
             if place.rank == 0:
                 turn = f"reading {number + 1} of {_ROUNDS}, {index + 1} of {len(chosen)}"
-                sys.stderr.write(f"rankscope: {turn}: {named(variables) or 'no setting'}\n")
+                sys.stderr.write(f"rankscope: {turn}: {variables_text(variables) or 'no setting'}\n")
             reading = _in_new_processes(variables, place, f"{number}-{index}", nccl=nccl, sizes=sizes)
             if reading is not None:
                 readings.append(reading)
         if not number:
-            chosen = _agreed([{}, *_faster_once(readings)], place)
+            chosen = _agreed([{}, *_fastest_by_size(readings)], place)
     return readings
 
 
-def _faster_once(readings: Sequence[SettingReading]) -> list[Mapping[str, str]]:
+def _fastest_by_size(readings: Sequence[SettingReading]) -> list[Mapping[str, str]]:
     """The fastest setting for each size, if it was faster than no setting."""
     fastest = []
     for size in readings[0].seconds if readings else ():

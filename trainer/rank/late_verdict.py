@@ -120,9 +120,9 @@ class LateVerdict:
         return settled
 
     def judged(self, result: StepResult) -> StepResult:
-        """Return the numbers by which a step that was read immediately is judged: `result`, except that a repeated step
-        is judged by its first numbers if only those were not finite: they show a device fault. Also completes the
-        record of the first computation, which gets the judged numbers.
+        """Return the numbers by which a step that was read immediately is judged. These are `result`, unless the step
+        is repeated and only its first numbers were not finite, which shows a device fault: then they are the first
+        ones. Also completes the record of the first computation, with its numbers if they are judged.
         """
         first, self._repeated = self._repeated, None
         if first is None:

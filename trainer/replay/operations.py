@@ -43,7 +43,7 @@ class Suspect:
     bad_rows: tuple[int, ...]
     """Indices along the output's first dimension that hold NaN or Inf."""
     num_rows: int
-    """Size of that dimension; 0 if it is certainly not a dimension of samples or tokens."""
+    """Size of that dimension; 0 if its entries may be neither samples nor tokens."""
     nonfinite_count: int
     clean: bool
     in_backward: bool
@@ -87,8 +87,8 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         self._suspects: list[Suspect] = []
 
     def take(self, since: int = 0) -> Suspect | None:
-        """Return the first suspect from position `since` on, preferably one without a constant Inf; forgets all
-        suspects."""
+        """Return the first suspect from position `since` on, preferably one without a constant Inf, and drop all
+        suspects from there on."""
         found, self._suspects[since:] = self._suspects[since:], []
         return next((suspect for suspect in found if suspect.clean), found[0] if found else None)
 

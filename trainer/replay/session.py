@@ -1,7 +1,8 @@
 """`rankscope replay RUN --step N`: from a run's folder to the result of the replayed step.
 
     replayed = replay_step(Path("runs/latest"), 40, device="auto", report=print)
-    replayed.found.text(replayed.target.ranks)      # "replayed it came back in blocks.3.mlp.up (mm) forward on rank 2"
+    replayed.found.text(replayed.target.ranks)
+    # "A replay reproduced it in blocks.3.mlp.up (mm), forward on rank 2: data or numerics."
 
 If each rank had the whole model (DDP), this process replays the step alone; otherwise as many processes as the run had
 ranks, on this machine. The processes find each other through a file in a scratch folder, which also holds their
@@ -80,10 +81,10 @@ def replay_step(path: Path, step: int, *, device: str = "auto", report: Callable
     start = time.monotonic()
     run = RunDir.open(path)
     manifest = run.private_manifest()
-    before, world_size = manifest.get("config"), manifest.get("world_size")
-    if not isinstance(before, dict) or not isinstance(world_size, int):
+    recorded, world_size = manifest.get("config"), manifest.get("world_size")
+    if not isinstance(recorded, dict) or not isinstance(world_size, int):
         raise ReplayError(f"{path} cannot be replayed: its run.json has no configuration of this trainer.")
-    config = changed_config(before, [f"train.device={device}", "data.num_workers=0"])
+    config = changed_config(recorded, [f"train.device={device}", "data.num_workers=0"])
     plan = resolve(config, world_size)
     with Store.open(run) as store:
         target = find_target(store, run, step)
@@ -131,7 +132,7 @@ def _replay(
     if config.train.device == "cuda" and available < plan.world_size:
         raise ReplayError(
             f"the run had {plan.world_size} ranks with one part of the model each, and this machine has {available} "
-            "GPUs; --device cpu replays it without"
+            "GPUs; replay it on the CPU with --device cpu"
         )
     with tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
         request = {"config": config.model_dump(mode="json"), "target": target.to_json(), "losses": losses}

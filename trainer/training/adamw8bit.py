@@ -45,7 +45,7 @@ class AdamW8bit(AdamWFallback):
     def __init__(self, groups: list[dict[str, Any]], **adamw: Any) -> None:
         super().__init__(groups, {}, **adamw)
 
-    def _update(self, parameter: Tensor, group: dict[str, Any], left_out: Tensor | None) -> None:
+    def _update(self, parameter: Tensor, group: dict[str, Any], skipped: Tensor | None) -> None:
         state = self.state[parameter]
         if "step" not in state:
             state |= {key: empty_state(parameter, key) for key in STATE_KEYS[:-1]}
@@ -61,13 +61,13 @@ class AdamW8bit(AdamWFallback):
         torch.div(mean, change, out=change)
         change.mul_(-group["lr"] / (1 - beta**step))
         changed = change.add_(own, alpha=1 - group["lr"] * group["weight_decay"])
-        _write(own, changed, left_out)
+        _write(own, changed, skipped)
         del change, changed  # reuse the float32 moments' memory
         for codes, scales, moment, signed in ((old[0], old[1], mean, True), (old[2], old[3], square, False)):
             new_codes, new_scales = _coded(moment, signed=signed)
-            _write(codes, new_codes, left_out)
-            _write(scales, new_scales, left_out)
-        _write(state["step"], step, left_out)
+            _write(codes, new_codes, skipped)
+            _write(scales, new_scales, skipped)
+        _write(state["step"], step, skipped)
 
 
 def empty_state(parameter: Tensor, key: str) -> Tensor:
@@ -93,8 +93,8 @@ def _sharded_like(own: Tensor, parameter: Tensor, columns: int) -> Tensor:
     )
 
 
-def _write(target: Tensor, value: Tensor, left_out: Tensor | None) -> None:
-    target.copy_(value if left_out is None else torch.where(left_out.to(target.device), target, value))
+def _write(target: Tensor, value: Tensor, skipped: Tensor | None) -> None:
+    target.copy_(value if skipped is None else torch.where(skipped.to(target.device), target, value))
 
 
 def _read(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:

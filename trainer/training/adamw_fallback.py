@@ -2,7 +2,7 @@
 
 class MuonAdamW(AdamWFallback):
     mark = "muon"                              # it updates groups with `muon = True`
-    def _update(self, parameter, group, left_out): ...
+    def _update(self, parameter, group, skipped): ...
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class AdamWFallback(torch.optim.Optimizer):
         self._adamw.state = self.state
         self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]  # as torch's GradScaler does
         self._adamw.step()
-        left_out = None if self.found_inf is None else self.found_inf.bool()
+        skipped = None if self.found_inf is None else self.found_inf.bool()
         for group in self.param_groups:
             for parameter in group["params"] if group[self.mark] else ():
                 if parameter.grad is not None:
-                    self._update(parameter, group, left_out)
+                    self._update(parameter, group, skipped)
 
-    def _update(self, parameter: Tensor, group: dict[str, Any], left_out: Tensor | None) -> None:
+    def _update(self, parameter: Tensor, group: dict[str, Any], skipped: Tensor | None) -> None:
         raise NotImplementedError
 
 

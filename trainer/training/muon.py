@@ -35,7 +35,7 @@ class MuonAdamW(AdamWFallback):
     def __init__(self, groups: list[dict[str, Any]], *, momentum: float, **adamw: Any) -> None:
         super().__init__(groups, {"momentum": momentum}, **adamw)
 
-    def _update(self, parameter: Tensor, group: dict[str, Any], left_out: Tensor | None) -> None:
+    def _update(self, parameter: Tensor, group: dict[str, Any], skipped: Tensor | None) -> None:
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter.detach())
@@ -47,8 +47,8 @@ class MuonAdamW(AdamWFallback):
         direction = _own_part(orthogonalised(_whole(update, parameter)), parameter)
         changed = own * (1 - group["lr"] * group["weight_decay"])
         changed.add_(direction, alpha=-group["lr"] * rate_ratio(parameter.shape))
-        if left_out is not None:
-            momentum, changed = torch.where(left_out, before, momentum), torch.where(left_out, own, changed)
+        if skipped is not None:
+            momentum, changed = torch.where(skipped, before, momentum), torch.where(skipped, own, changed)
         before.copy_(momentum)
         own.copy_(changed)
 

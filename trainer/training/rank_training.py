@@ -120,7 +120,7 @@ class Training:
         """Accumulate the gradients of the rank's rows of `batch`; returns its mean loss, a detached float32 scalar.
 
         The gradients are those of the mean over the whole global batch, reduced over the data ranks with the last
-        microbatch. The loss is this rank's own (zero where `has_loss` is false): `global_mean` makes it the batch's.
+        microbatch. The loss is this rank's own, zero where `has_loss` is false: see `global_mean` for the batch's.
         In a pipeline, the probes record spans from its stages.
         """
         self._seed_dropout(batch.index)
@@ -154,7 +154,7 @@ class Training:
             part.rescale()
 
     def _scale_router_losses(self) -> None:
-        """Scale the routers' losses, added in backward, like the loss: divided by microbatches, scaled in fp16."""
+        """Scale the routers' losses, which backward adds, like the loss: by microbatches, in fp16 by its scale."""
         scale = 1.0 if self.scaler is None else self.scaler.scale
         for layer in self.expert_layers.values():
             layer.loss_scale = scale / self.plan.num_microbatches
@@ -234,7 +234,7 @@ class Training:
             return self._clip(summed, own).read()
 
     def clip_unread(self, *summed: Tensor, own: Sequence[Tensor] = (), waits: bool = False) -> ClipNumbers:
-        """Like `clip`, but leaves the numbers on the device until they are read; with `waits` they are on the host."""
+        """Like `clip`, but leaves the numbers on the device until they are read, or copies them at once if `waits`."""
         with self.recorder.span("optimizer"):
             numbers = self._clip(summed, own)
             if waits:
@@ -335,7 +335,7 @@ class Training:
             set_active(True)
 
     def _whole_logits_fit(self) -> bool:
-        """Return the same value on all ranks: it does not depend on free memory."""
+        """Return True if whole logits are small for the device. Ranks agree, since free memory does not matter."""
         if self.device.type != "cuda":
             return True
         tokens = self.plan.micro_batch_size * self.config.data.seq_len // self.plan.cp

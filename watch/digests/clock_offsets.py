@@ -100,7 +100,7 @@ class ClockClient:
         clock: Callable[[], int] = time.time_ns,
         refuse: Callable[[int, str, str], None] = lambda node, purpose, reason: None,
     ) -> None:
-        """`refuse` is called with the node, "clock" and the reason for each answer with an invalid signature."""
+        """`refuse` is called with the node, "clock" and the reason for a forged, replayed or malformed answer."""
         self._store = store
         self._signer = signer
         self._refuse = refuse

@@ -117,7 +117,7 @@ def tint(colour: str, opacity: float) -> str:
 
 
 def new_figure(*, height: int = 320, x: str = "", y: str = "", **layout: Any) -> go.Figure:
-    """An empty figure with titles for its axes, in pixels, without a template."""
+    """An empty figure with titles for its axes, without a template. `height` is in pixels."""
     figure = go.Figure(
         layout={
             "template": {},  # else Plotly's default template would be copied into every figure

@@ -39,7 +39,7 @@ MAX_NAMED = 5
 NAMED_SCORE = 6.0
 """Score from which a rank is named in the figure. With noise only, the largest score of 4,096 ranks is about 4."""
 MIN_NAMED_PERCENT = 0.5
-"""Minimum excess in percent for naming a rank: in a long run even less is certain, but costs nothing."""
+"""Minimum excess in percent for naming a rank: in a long run a smaller one is significant too, but costs nothing."""
 MIN_SPREAD_RANKS = 8
 """Minimum number of ranks for a spread of their lasting differences."""
 MIN_STRETCH = 3
@@ -85,7 +85,7 @@ class Excess:
     ranks: Ints
     """The rank that a row shows, or the first of those whose mean it is."""
     members: Ints
-    """Ranks over which a row is the mean."""
+    """Number of ranks over which a row is the mean."""
     steps: Ints
     values: npt.NDArray[np.float64]
     unit: str

@@ -29,7 +29,7 @@ ONE_SIDED = ("BROADCAST", "REDUCE", "SEND", "RECV", "SCATTER", "GATHER", "COALES
 MAX_AHEAD = 1024
 """Calls of a group that a rank may be ahead of another: a CUDA stream queues about as many kernels."""
 SHORT_LIMIT_S = 10.0
-"""A shorter timeout of a group may pass in a healthy job: the first call sets up connections."""
+"""A group's timeout that is shorter may expire in a healthy job: the first call sets up connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +314,7 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     with_errors = book.ranks_with_errors
     known = {entry.rank for entry in book.of("watchdog_stuck")} | with_errors | members.keys()
     missing = _with_log([rank for rank in range(size) if rank not in known], book)
-    # A lost peer proves a death, after which the launcher may have ended a silent rank.
+    # If another rank reports an error, the launcher may have ended the silent ranks because of it.
     return missing if len(missing) < len(members) and not with_errors - members.keys() else ()
 
 

@@ -97,14 +97,14 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
         return [Finding.insufficient("spike", "loss_spike", text)]
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
     # With a partial history the detector differs from the live one until its memory is full.
-    settled = HISTORY + LEVEL_WINDOW if scope.since_step > 0 else 0
+    num_filling = HISTORY + LEVEL_WINDOW if scope.since_step > 0 else 0
     found = find_spikes(
         observations,
         policy,
-        highest_loss=_first_losses(source, scope.since_step),
+        highest_loss=_highest_first_loss(source, scope.since_step),
         starts=training_starts(source),
     )
-    spikes = [spike for spike in found if spike.indices[0] >= settled]
+    spikes = [spike for spike in found if spike.indices[0] >= num_filling]
     return [
         _finding(observations, spike, log)
         for spike in spikes
@@ -265,7 +265,7 @@ def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> l
     return list(_with_executions(rows))
 
 
-def _first_losses(source: Source, since_step: int) -> float:
+def _highest_first_loss(source: Source, since_step: int) -> float:
     """Highest loss of the run's first steps before `since_step`; 0 if none is known."""
     ((highest,),) = source.rows(
         """

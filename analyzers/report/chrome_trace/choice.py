@@ -52,7 +52,7 @@ class TraceChoice:
         )
 
     def window(self, source: Source) -> tuple[int, int] | None:
-        """Begin and end of the chosen steps of all ranks, in epoch nanoseconds; None if no steps were chosen."""
+        """Start and end of the chosen steps of all ranks, in epoch nanoseconds; None if no steps were chosen."""
         if self.steps is None or not source.has("steps"):
             return None
         ((begin_ns, end_ns, is_open),) = source.rows(

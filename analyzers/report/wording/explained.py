@@ -1,7 +1,7 @@
 """The evidence of a finding and the next step, one sentence each, the same in every report.
 
-    why(finding)          # "Forward takes 1.44x and backward 1.41x of its peers, and it causes 37 % of the waiting."
-    next_step(finding)    # "Check clocks and other jobs of rank 3's host. See `rankscope explain straggler-compute`."
+    why(finding)          # "Against its peers: forward 1.49x. It caused 35 % of the waiting in collectives."
+    next_step(finding)    # "Check clocks ... on the host of rank 3. See `rankscope explain straggler-compute`."
 
 Each package of `analyzers` explains its own kinds, in `explain.WHY` and `explain.NEXT`.
 """

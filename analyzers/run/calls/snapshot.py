@@ -5,8 +5,8 @@
     view.last_seq[("dp[0,1]", 3)] # number of the last collective that rank 3 entered in that group
 
 The analyzers `hangs` and `deaths` judge it. Only the newest steps are read, back to the oldest call that a device has
-not finished (a host may run many steps ahead of its device), so its cost does not grow with the run. Once a process of
-the attempt has ended, or a reported hang, the snapshot shows the moment before: later records of other ranks (failed
+not finished (a host may run many steps ahead of its device), so its cost does not grow with the run. If a process of
+the attempt has ended or a hang was reported, the snapshot shows the moment before: later records of other ranks (failed
 calls, errors) are consequences.
 """
 
@@ -176,7 +176,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     cut_ns = min(_cut_ns(source, attempt, log), reported_ns or NEVER_NS)
     steps_until_ns = min(cut_ns, standstill.steps_until_ns) if standstill else cut_ns
     median_ns, longest_ns = _steps(source, attempt, views, steps_until_ns)
-    since_step = _first_step(source, attempt, views, cut_ns)
+    since_step = _read_spans(source, attempt, views, cut_ns)
     calls = recorded_calls(source, attempt, since_step, cut_ns)
     for rank, last_ns in calls.last_ns.items():
         view = views.get(rank, RankView(rank=rank))
@@ -217,8 +217,8 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     )
 
 
-def _first_step(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int) -> int | None:
-    """First step whose calls are read, including those of spans that are still open; None without recorded steps."""
+def _read_spans(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int) -> int | None:
+    """Read the spans into `views`; return the first step whose calls are read, None without recorded steps."""
     since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
     _spans(source, attempt, views, since_step, cut_ns)
     if not source.has("steps"):
@@ -242,7 +242,7 @@ def first_end_ns(log: EventLog, attempt: int) -> int | None:
 
 
 def _cut_ns(source: Source, attempt: int, log: EventLog) -> int:
-    """Time from which on records are ignored: the first end of a process, or never if the clocks disagree."""
+    """Time after which records are ignored: the first end of a process, or never if the clocks disagree."""
     cut_ns = first_end_ns(log, attempt)
     if cut_ns is None or not source.has("steps"):
         return NEVER_NS
@@ -314,7 +314,7 @@ def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], in
     for group, rank in last_seq:
         members.setdefault(group, set()).add(rank)
     if source.has("process_groups"):
-        # A group's name determines its members, so that the same list is not parsed for each of thousands of ranks.
+        # A group's name determines its members: parse one list, not those of thousands of ranks.
         sql = "SELECT process_group, any_value(members) FROM process_groups WHERE attempt = ? GROUP BY process_group"
         for group, listed in source.rows(sql, [attempt]):
             members.setdefault(group or "", set()).update(int(rank) for rank in listed or ())

@@ -1,4 +1,4 @@
-"""Describe the records that a check lacked in words; only the JSON report has the names of tables and columns.
+"""Put into words which records a check lacked; only the JSON report has the names of tables and columns.
 
 not_recorded(["steps.loss", "steps.tokens"])
 # "losses and token counts were not recorded (to record them: `rankscope.log`)"
@@ -75,12 +75,12 @@ def not_recorded(absent: Sequence[str]) -> str:
 
 
 def without_switches(text: str) -> str:
-    """The text without the setting that records it, for files of another tool, where no such setting exists."""
+    """The text without the hint how to record them, for files of other tools, which have no such settings."""
     return _BY.sub("", text)
 
 
 def missing(absent: Sequence[str]) -> dict[str, Any]:
-    """The missing tables by name, for programs that read the evidence."""
+    """The missing tables and columns by name, for programs that read the evidence."""
     return {"missing_records": list(absent)}
 
 

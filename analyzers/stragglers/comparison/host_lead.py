@@ -1,4 +1,4 @@
-"""Tell one late host from several equally late ones, of which only the first that lost its lead looks slow.
+"""Tell one late host from hosts that are all late, where only the first that lost its lead looks slow.
 
     is_late_as_peers(source, attempt=0, slow=straggler, peers=[0, 1, 2])
 
@@ -47,8 +47,8 @@ def is_late_as_peers(source: Source, attempt: int, slow: Straggler, peers: Seque
 
 def leads(source: Source, attempt: int, slow: Straggler, ranks: Sequence[int]) -> tuple[float, float]:
     """Return by how many steps the hosts of these ranks are ahead of their devices in the newest slow steps, and the
-    longest lead of any of them or of the slow rank, then or before. Counted in steps of the host, which a full launch
-    queue limits however long they take."""
+    lead that they and the slow rank rarely exceeded (0.9 quantile), then or before. In steps of the host, because a
+    full launch queue limits the number of steps, however long they take."""
     newest = max(slow.first_step, slow.last_step - NEWEST_STEPS)
     rows = source.rows(
         """

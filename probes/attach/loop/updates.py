@@ -1,4 +1,4 @@
-"""Count the updates in a step of a loop: by one optimizer, by several with a loss each, or by hand.
+"""Decide which update ends a step of a loop, with one optimizer, several with a loss each, or none (by hand).
 
     updates.backward_ended(models)                      # models whose optimizer is unknown
     leader = updates.step_begins(optimizer, leader)     # the optimizer whose step ends the loop's step
@@ -52,8 +52,8 @@ __all__ = ["Leaves", "Updates", "named_parameters_in", "named_parameters_of", "p
 TURNS = 3
 """Minimum alternations between two optimizers, each with its own backward pass, to count as trained in turn."""
 TAKES_OVER = 8
-"""Number of updates of one optimizer without any by the leader after which it becomes the leader, and of updates of the
-leader alone after which a new optimizer becomes the leader at once. A critic makes about five per generator update."""
+"""An optimizer becomes the leader after this many updates without one by the leader; a new one does at once if the
+leader has made this many with no other between them. A critic makes about five per generator update."""
 MAX_NODES = 5000
 """Maximum number of nodes of the autograd graph that are searched."""
 
@@ -88,37 +88,39 @@ class Updates:
     """The updates of one loop."""
 
     _last = WeakReference(keeps_parameters=False)  # the newest optimizer to step after a backward pass
-    _led = WeakReference()  # the newest optimizer to step as the leader
+    _leader = WeakReference()  # the newest optimizer to step as the leader
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._after_backward = False
         self._seen = WeakObjects()  # optimizers that have stepped after a backward pass
         self._turns = 0
-        self._is_counted = False
+        self._first_is_recorded = False
         self._before: tuple[Tensor, Any] | None = None  # the number of earlier updates, being copied from a device
         self._with_gradients: dict[int, _State] = {}  # by model, after its backward pass
         self.are_by_hand: bool | None = None  # None: not yet known
         self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
         self._counted = WeakObjects()
         self._outer: Any = None  # the optimizer in whose step others may step
-        self._num_alone = 0  # updates of the leader since another's
+        self._num_alone = 0  # updates of the leader since one by another optimizer
         self._alone = WeakObjects()  # leaders that made `TAKES_OVER` updates with no other between them
         self._leaves = Leaves()
         self._former = WeakObjects()  # the leader before, while it may lead again
         self._is_fetched = False  # the first step begins with the fetch of a batch
         self._awaits_others = False  # until the next fetch, another optimizer may become the leader
         self._partners = WeakObjects()  # optimizers that step after the same backward passes as the leader
-        self._began_at: int | None = None  # first step of another training, unless the former leader proves a partner
+        self._began_at: int | None = (
+            None  # first step of another model's training, unless the former leader turns out to be a partner
+        )
         if isinstance(recorder, TapeRecorder):
             recorder.at_close.append(self._record_training)
         self.at_training: list[Callable[[Any], None]] = []
         """Called with the optimizer when another model is trained with it."""
 
     def backward_ended(self, models: Iterable[nn.Module] = (), root: Any = None) -> None:
-        """A backward pass from `root` is over; `models` if none of their optimizers is known."""
+        """Note the end of a backward pass from `root`. `models`: those trained, if no optimizer of them is known."""
         self._after_backward = True
-        self._leaves.find(None if models or self._led is not None else root)
+        self._leaves.find(None if models or self._leader is not None else root)
         for model in models or self.trained_leaves:
             if _has_gradient(model):
                 self._with_gradients[id(model)] = _state(model)
@@ -126,7 +128,7 @@ class Updates:
     @property
     def trained_leaves(self) -> Sequence[Leaves]:
         """The tensors that are trained, if no model and no optimizer is known."""
-        return [self._leaves] if self._led is None else []
+        return [self._leaves] if self._leader is None else []
 
     def step_begins(self, optimizer: Any, leader: Any) -> Any:
         """Handle the start of an optimizer's step, and return the leader. All optimizers that step before the next
@@ -145,7 +147,7 @@ class Updates:
             is_new = self._seen.add(optimizer)
             # the first partner to step after a pass is the leader
             if optimizer is not leader and self.are_partners(optimizer, leader):
-                self._last = self._led = leader = optimizer
+                self._last = self._leader = leader = optimizer
             if not is_new and self._last is not optimizer:  # each has its own backward pass: a GAN, actor and critic
                 self._turns += 1
                 if self._turns == TURNS:
@@ -162,7 +164,7 @@ class Updates:
                 self._began_at = None
         # in the first iteration, the last one to step after a separate pass is the leader
         if self._awaits_others and optimizer is not leader and after_backward:
-            self._led = optimizer
+            self._leader = optimizer
             return optimizer
         if optimizer is leader and after_backward:
             self._awaits_others = False
@@ -182,10 +184,10 @@ class Updates:
             self._set_leader(optimizer)
         return optimizer
 
-    def are_awaited(self, is_fetch: bool) -> bool:
-        """Return True if an activity, the fetch of a batch or not, still belongs to the first iteration."""
+    def awaits_others(self, is_fetch: bool) -> bool:
+        """Return True if the first iteration goes on, as another optimizer may lead; the fetch of a batch ends it."""
         if is_fetch:
-            self._is_fetched, self._awaits_others = not self._is_counted, False
+            self._is_fetched, self._awaits_others = not self._first_is_recorded, False
         return self._awaits_others
 
     def _is_successor(self, optimizer: Any, leader: Any) -> bool:
@@ -197,10 +199,10 @@ class Updates:
 
     def _set_leader(self, optimizer: Any) -> None:
         """Make the optimizer the leader; call `at_training` if it trains another model than the previous leader."""
-        before = self._led
+        before = self._leader
         if before is optimizer:
             return
-        self._led = optimizer
+        self._leader = optimizer
         if before is None:
             self.first_update_begins(optimizer)
             self._awaits_others = self._is_fetched and _has_others(optimizer)
@@ -223,8 +225,8 @@ class Updates:
 
     def first_update_begins(self, optimizer: Any = None) -> None:
         """Record that the loop's first update begins, once."""
-        if not self._is_counted:
-            self._is_counted = True
+        if not self._first_is_recorded:
+            self._first_is_recorded = True
             count = _updates_before(optimizer)
             if isinstance(count, Tensor):  # on the device (fused optimizer): recorded after an asynchronous copy
                 self._before = read_back(count)

@@ -245,12 +245,12 @@ _PAIRS = re.compile(r"\b[a-z_][\w.]*\s*[:=]\s*[^\s,]+,\s")
 def continues(text: str, begin: int, rule: Rule) -> bool:
     """Return True if a line has a log level below error, or says that the program continues or retries."""
     # The first line of a traceback may have a level, but never such a wording.
-    is_line = rule.role in ("root", "exception") and rule.block != "traceback"
-    if (is_line or rule.kind == "error_line" or rule.role == "exception") and _LEVEL.search(
+    is_single_line = rule.role in ("root", "exception") and rule.block != "traceback"
+    if (is_single_line or rule.kind == "error_line" or rule.role == "exception") and _LEVEL.search(
         text[begin : begin + _LEVEL_REACH]
     ):
         return True
-    if not is_line and rule.role not in ("victim", "nccl"):
+    if not is_single_line and rule.role not in ("victim", "nccl"):
         return False
     if (attempt := _ATTEMPT.search(text)) is not None:
         return int(attempt[1]) < int(attempt[2])  # after the last attempt there is no retry
@@ -264,7 +264,7 @@ def is_claim(text: str, begin: int, rule: Rule) -> bool:
     code. Only the sentence with the literal is examined.
     """
     if rule.kind == "error_line" and _KERNEL.search(text[:begin]):
-        return False  # a driver's error, after which it continues: programs do not write to the kernel's log
+        return False  # an error after which a driver continued; no program writes to the kernel's log
     if rule.role not in _CLAIMS or rule.block not in ("", "raised", "terminate"):
         return True
     places = [(at, len(literal)) for literal in (one.decode() for one in rule.literals)
@@ -297,7 +297,7 @@ def _is_setting(before: str, after: str) -> bool:
     # {"oom_error": 3} and ["oom_error", "timeout"]
     if is_inside and (_KEY.match(after) or (before[opened] == "[" and _ITEM.match(after))):
         return True
-    # lr: 0.1, steps: 5, "oom_error" without a "message:" before it; timeout, nan, oom_error
+    # lr: 0.1, steps: 5, "oom_error" (but message: "oom_error" is a claim), and a list such as: timeout, nan, oom_error
     return (len(_PAIRS.findall(before)) > 1 and before[-1:] in ("'", '"') and not _SAYS.search(before)) or (
         _WORDS.search(before) is not None and after[:1] in (",", "")
     )

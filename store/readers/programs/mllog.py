@@ -61,7 +61,7 @@ def _whole(metadata: dict[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def _points(entries: list[_Entry], batch: int | None) -> list[Point]:
-    """Points by step. Numbers of samples are divided by the batch size, or by the usual difference between lines."""
+    """Points by step. Numbers of samples are divided by the batch size, or by the smallest difference between lines."""
     if not batch or batch < 0:
         losses = sorted({samples for step, samples, metrics, _ in entries
                          if step is None and samples is not None and "loss" in map(column_of, metrics)})  # fmt: skip

@@ -1,6 +1,6 @@
 """Read stacks of a process: `py-spy dump` (text or `--json`), and backtraces of gdb and cuda-gdb.
 
-The thread that trains is taken to be Python's main thread, or gdb's current thread.
+The training thread is taken to be Python's main thread or gdb's thread 1, else the first thread with frames.
 """
 
 from __future__ import annotations

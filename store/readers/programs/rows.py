@@ -135,8 +135,8 @@ def point_of(step: object, metrics: Mapping[str, object], wall_ns: int | None = 
 
 
 def step_rows(points: Iterable[Point], *, rank: int) -> list[dict[str, Any]]:
-    """Rows of `steps`. Points of the same step are merged. If none has a duration, it is the time since the previous
-    step.
+    """Rows of `steps`. Points of the same step are merged. The duration of a step without one is the time since the
+    previous step.
     """
     by_step: dict[int, Point] = {}
     for point in points:

@@ -14,7 +14,7 @@ from store.arrays import Floats
 __all__ = ["NONE", "Spans", "intersection", "overlap", "union"]
 
 Spans = tuple[Floats, Floats]
-"""Arrays of begins and ends, sorted and disjoint."""
+"""Arrays of starts and ends, sorted and disjoint."""
 NONE: Spans = (np.zeros(0), np.zeros(0))
 
 

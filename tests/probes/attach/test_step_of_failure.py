@@ -183,7 +183,7 @@ def test_a_failure_is_dated_to_its_iteration(
     monkeypatch.setattr(sys.modules[__name__], "fail", leave)
     with pytest.raises((RuntimeError, ValueError, SystemExit)) as raised:
         loop(parts)
-    handle.end.left_by(raised.value)
+    handle.end.record_failure(raised.value)
     finding = judged(handle)
     assert (finding.first_step, finding.cause) == (FAILS_AT, "exception" if by == "error" else "exit")
     assert finding.evidence["doing"] == PLACES.get(loop, "in user code after optimizer")
@@ -229,7 +229,7 @@ def test_the_loss_of_the_step_that_a_loop_refuses_is_kept(attached: tuple[Attach
     handle, parts = attached
     with pytest.raises(RuntimeError, match="non-finite") as raised:
         refusing(parts)
-    handle.end.left_by(raised.value)
+    handle.end.record_failure(raised.value)
     assert handle.run_dir is not None
     with Store.open(RunDir(handle.run_dir)) as store:
         rows = store.rows("SELECT step, isfinite(loss), isfinite(local_loss), duration_ns IS NULL FROM steps")
@@ -275,7 +275,7 @@ def test_the_loss_at_which_a_loop_stops_before_its_backward_pass_is_kept(
     handle, parts = attached
     with pytest.raises((AssertionError, ValueError, SystemExit)) as raised:
         loop(parts)
-    handle.end.left_by(raised.value)
+    handle.end.record_failure(raised.value)
     assert handle.run_dir is not None
     with Store.open(RunDir(handle.run_dir)) as store:
         (row,) = store.rows(f"SELECT isnan(loss), isnan(local_loss) FROM steps WHERE step = {FAILS_AT}")

@@ -29,7 +29,7 @@ _RELIEVED_AFTER_STEPS = 12
 
 
 def _arm_kill_in_save(trigger: Trigger, training: Training) -> None:
-    """Kill the rank in the first save from the fault's step on, after the shard and before its note is written."""
+    """Kill the rank in the first save from the fault's step on, between writing its shard and the shard's hash."""
     sign, due = signature, [False]
 
     class Waiting(FaultyLoader):

@@ -4,9 +4,9 @@
     need.parameters, need.gradients, need.optimizer, need.gathered, need.activations     # bytes
     need.peak                                                                            # bytes
 
-Adam in this trainer is float32 throughout: 4 bytes for a parameter, 4 for its gradient, 8 for its two moments, which is
-the same 16 bytes per parameter as 2 + 2 + 12 in the accounting of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054),
-which has low-precision parameters and gradients in addition to a float32 master copy. Muon keeps one moment per matrix,
+Adam in this trainer is float32 throughout: 4 bytes for a parameter, 4 for its gradient, 8 for its two moments. ZeRO
+(Rajbhandari et al. 2020, arXiv 1910.02054) counts the same 16 bytes per parameter as 2 + 2 + 12: low-precision
+parameters and gradients, and float32 moments with a master copy. Muon keeps one moment per matrix,
 AdamW8bit two moments of a byte per number. This trainer's low-precision copies count as gathered parameters, which are
 freed again.
 
@@ -122,9 +122,11 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     flights = in_flight(
         plan.schedule, pp=plan.pp, pp_rank=pp_rank, microbatches=plan.num_microbatches, stages_per_rank=stages
     )
-    ends = round(tokens * _outside_blocks(saved, plan, pp_rank))
-    # One flight is one stage's forward. The logits are freed soon, by the last stage's backward, except under gpipe.
-    activations = flights * sum(layers) // stages + ends * (flights if plan.pp > 1 and plan.schedule == "gpipe" else 1)
+    outside = round(tokens * _outside_blocks(saved, plan, pp_rank))
+    # A forward in flight is one stage's. The logits are freed soon, by the last stage's backward, except under gpipe.
+    activations = flights * sum(layers) // stages + outside * (
+        flights if plan.pp > 1 and plan.schedule == "gpipe" else 1
+    )
     has_loss = plan.stages.count - 1 in plan.stages.of_rank[pp_rank]
     loss = round(tokens * saved.loss_backward) if has_loss else 0
     # Additional activations during a block's backward: recomputed ones, and gradients of activations.
@@ -181,7 +183,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
 
 
 def _by_layer(units: list[Unit], numel: Callable[[Unit], int]) -> dict[int | None, int]:
-    """Sum of elements or bytes over each block with its experts: {layer: sum}, with the root as None, last as in
+    """{layer: elements or bytes of the block with its experts}. The root's layer is None; it comes last, as in
     `units`."""
     found: dict[int | None, int] = {}
     for unit in units:
@@ -190,8 +192,8 @@ def _by_layer(units: list[Unit], numel: Callable[[Unit], int]) -> dict[int | Non
 
 
 def _muon_step(unit: Unit, matrix: Weight) -> int:
-    """Bytes for the update of one matrix: the new momentum and the update, the whole update if it is gathered, and in
-    bf16 two tensors of the size of the matrix and two of its short side squared."""
+    """Bytes for the update of one matrix. In float32: the new momentum, the update, and the whole update if it is
+    gathered. In bf16: two tensors of the matrix's size, and two square ones with its short side."""
     whole, own = matrix.numel(), matrix.numel(unit.tp, unit.shards)
     gathered = whole if own < whole else 0
     short = min(matrix.rows, matrix.row_numel)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from analyzers.robust import median_or_nan
 from analyzers.wording import listed, percent, ranks_text, sentence, size_text
-from trainer.preflight.tuning import named
+from trainer.preflight.tuning import variables_text
 from trainer.preflight.verdict.judge_devices import device_lines
 from trainer.preflight.verdict.judge_links import link_lines, rate_text, seconds_text
 from trainer.preflight.verdict.policy import PreflightPolicy
@@ -220,7 +220,7 @@ def setting_lines(readings: Readings) -> Iterator[Line]:
     broken: dict[str, list[str]] = {}
     for reading in readings.settings:
         if reading.problem:
-            broken.setdefault(reading.problem, []).append(named(reading.variables))
+            broken.setdefault(reading.problem, []).append(variables_text(reading.variables))
     for problem, settings in broken.items():
         text = sentence(f"Could not run with {listed(settings, len(settings))}: {problem}")
         yield Line(check=CHECK, status="pass", text=text)
@@ -232,7 +232,7 @@ def _compared(size: int, usual: Sequence[SettingReading], readings: Readings) ->
     by_setting: dict[str, list[float]] = {}
     for reading in readings.settings:
         if reading.variables and size in reading.seconds:
-            by_setting.setdefault(named(reading.variables), []).append(reading.seconds[size])
+            by_setting.setdefault(variables_text(reading.variables), []).append(reading.seconds[size])
     faster = {
         name: took for name, took in by_setting.items() if len(took) == len(own) and max(took) < min(own)
     }  # fmt: skip
@@ -252,7 +252,7 @@ def _pinned(readings: Readings) -> Iterator[Line]:
     own = readings.ranks[0].settings
     if found := {name: own[name] for name in _PINNED if name in own}:
         text = (
-            f"{named(found)} is set: NCCL does not choose by message size and network any more. "
+            f"{variables_text(found)} is set: NCCL does not choose by message size and network any more. "
             "'--tune nccl' without it shows what that costs."
         )
         yield Line(check=CHECK, status="warn", text=text)

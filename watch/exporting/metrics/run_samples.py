@@ -69,8 +69,8 @@ def step_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample
     if pace is not None:
         for stat, value in (("min", pace.shortest_ms), ("median", pace.step_ms), ("max", pace.longest_ms)):
             yield Sample("rankscope_step_duration_seconds", value / 1e3, {"stat": stat})
-        is_judged = not contradiction(source, pace.attempt)
-        yield from _shares(step_accounts(source, pace.attempt, pace.first_step), has_exposed=is_judged)
+        has_exposed = not contradiction(source, pace.attempt)
+        yield from _shares(step_accounts(source, pace.attempt, pace.first_step), has_exposed=has_exposed)
         if pace.tokens_per_s is not None:
             yield Sample("rankscope_tokens_per_second", pace.tokens_per_s)
     ((loss, norm, rate),) = source.rows(
@@ -220,7 +220,7 @@ def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
 
 
 def finding_samples(source: Source, attempt: int, now_ns: int) -> Iterator[Sample]:
-    """Findings as `watch` reported them, and those of `attempt` that are open by their newest report."""
+    """Findings as `watch` reported them, and those of `attempt` that are still open."""
     if missing_tables(source, "findings"):
         return
     newest_ns: dict[str, int] = {}

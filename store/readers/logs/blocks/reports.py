@@ -1,4 +1,4 @@
-"""Read blocks of lines that launchers and tools print: torchrun's table of failures, tasks, ports, ranks behind.
+"""Read blocks of lines that launchers and tools print, such as torchrun's table of failures.
 
 found = read_failure(lines)                # {"rank": 3, "exitcode": -9, "pid": 71, "host": ...}
 """
@@ -225,7 +225,7 @@ def read_stalled(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, An
 
 
 def _apart(awaited: Mapping[str, str]) -> dict[str, Any]:
-    """{"apart": "0: a; 1: b"} if no two ranks lack the same tensor: each has submitted what another lacks."""
+    """{"apart": "0: a; 1: b"} if each tensor is missing from one rank only: the ranks wait for each other."""
     lacks = {rank: set(names.removesuffix(" ...").split(", ")) for rank, names in awaited.items()}
     every = [name for names in lacks.values() for name in names]
     if len(lacks) < 2 or len(set(every)) < len(every):
