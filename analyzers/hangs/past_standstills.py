@@ -3,7 +3,8 @@
 1. A rank's own time in a step excludes waiting in collectives, waiting for a core, checkpoints and evaluation (these
    have separate limits). The step is a standstill if this time exceeds `StallPolicy.floor_s`, `step_factor` median
    steps, and twice the rank's longest recent step. An attempt's first step, which compiles and warms up, does not
-   count. Nor does a step that ended only because its run was interrupted during a hang, which `hangs` reports.
+   count. Nor does a step that ended only because its run was interrupted during a hang, which `hangs` reports, or
+   because an exception ended the rank after the update, which `deaths` reports.
 2. Other ranks must have waited for the rank in collectives meanwhile: in the same step, or in the next one if it
    stalled between two steps. If no rank waited, it is reported only if `watch` had seen a hang.
 3. The place is the phase or gap that took most of the time. It is the compiler, with the failed guard, if that was
@@ -62,7 +63,11 @@ def past_standstills(source: Source, scope: Scope, policy: StallPolicy | None = 
         return []  # `hangs` reports missing records
     policy = policy or stall_policy(scope.manifest)
     by_step: dict[tuple[int, int], list[_StalledStep]] = {}
-    for one in _standstill_steps(source, scope, policy):
+    long_steps = _standstill_steps(source, scope, policy)
+    raised = _ranks_that_raised(source) if long_steps else {}
+    for one in long_steps:
+        if one.place == "after_optimizer_ns" and _only_raised(source, one, raised):
+            continue
         by_step.setdefault((one.attempt, one.step), []).append(one)
     if not by_step:
         return []
@@ -102,6 +107,22 @@ def _standstill_steps(source: Source, scope: Scope, policy: StallPolicy) -> list
         [scope.attempt, scope.since_step, policy.floor_s * 1e9, policy.step_factor, SHARED.beyond_few_factor],
     )
     return [_with_compiler(source, _StalledStep(*row)) for row in rows]
+
+
+def _ranks_that_raised(source: Source) -> dict[tuple[int, int], int]:
+    """The step of the exception that ended a rank, by attempt and rank."""
+    events = EventLog.load(source, (event_kinds.EXCEPTION,)).of(event_kinds.EXCEPTION)
+    return {(event.attempt, event.rank): event.step for event in events if event.step is not None}
+
+
+def _only_raised(source: Source, stalled: _StalledStep, raised: dict[tuple[int, int], int]) -> bool:
+    """Whether an exception ended the rank in or right after that step, before the rank began other work."""
+    step = raised.get((stalled.attempt, stalled.rank))
+    if step is None or step - stalled.step not in (0, 1):
+        return False
+    tables = [table for table in ("spans", "collectives") if source.has(table)]
+    later = (f"SELECT 1 FROM {table} WHERE attempt = ? AND rank = ? AND step > ? LIMIT 1" for table in tables)
+    return not any(source.rows(query, [stalled.attempt, stalled.rank, stalled.step]) for query in later)
 
 
 def _with_compiler(source: Source, stalled: _StalledStep) -> _StalledStep:

@@ -131,3 +131,19 @@ def test_a_step_that_an_interruption_of_a_hang_ended_is_no_standstill_of_its_own
     assert [found.ranks for found in past_standstills(store, Scope())] == [(2,)]
     store.event("finding", step=60, finding_kind="hang", status="fired", wall_ns=start_ns + 10 * S)
     assert past_standstills(store, Scope()) == []
+
+
+def test_a_step_that_only_an_error_ended_did_not_continue() -> None:
+    """Rank 2 waits for 40 s after the update of step 60, then its wait times out and it dies."""
+    store = stood_still(column="after_optimizer_ns")
+    store.connection.execute("DELETE FROM steps WHERE step > 61")
+    store.connection.execute("UPDATE steps SET duration_ns = NULL WHERE step = 61")
+    assert [found.ranks for found in past_standstills(store, Scope())] == [(2,)]
+    store.event("exception", rank=2, step=61, type="Empty", phase="")
+    assert past_standstills(store, Scope()) == [], "the error tells of it"
+    ((end_ns,),) = store.rows("SELECT start_ns + duration_ns FROM steps WHERE step = 60 AND rank = 2")
+    store.add(
+        "spans",
+        [{"attempt": 0, "rank": 2, "step": 61, "kind": "forward", "start_ns": end_ns + S, "end_ns": end_ns + 2 * S}],
+    )
+    assert [found.ranks for found in past_standstills(store, Scope())] == [(2,)], "it worked again before the error"
