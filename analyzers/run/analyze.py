@@ -90,12 +90,15 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
                 findings.append(_not_here(attempt, not_here, world_size))
             if silent := sorted({*silent}.difference(not_here)):
                 findings.append(_silent(attempt, silent, world_size))
+    has_spans = not missing_tables(source, "spans")
+    unused = {"collectives.phase"} if has_spans else set()  # a loop may make all its calls between its phases
     findings += [
         _insufficient(f"{consequence}: {not_recorded(absent)}.", evidence=missing(absent))
         for table, columns, consequence in _READ_COLUMNS
-        if not missing_tables(source, table) and (absent := lacking(source, **{table: columns}))
+        if not missing_tables(source, table)
+        and (absent := [name for name in lacking(source, **{table: columns}) if name not in unused])
     ]
-    if missing_tables(source, "spans"):
+    if not has_spans:
         findings.append(_insufficient("Pipelines and activity within a phase are unknown: no spans were recorded."))
     return findings + unwatched_times(source, scope)
 

@@ -39,6 +39,7 @@ _COLUMNS = {
     "loss": "losses",
     "memory_bytes": "memory sizes",
     "optimizer_ns": "optimizer times",
+    "phase": "phases of calls",
     "process_group": "process groups of calls",
     "seq": "numbers of calls",
     "tokens": "token counts",
@@ -93,4 +94,4 @@ def _words(name: str) -> str:
 
 
 def _switch(name: str) -> str:
-    return _SWITCHES.get(name) or _SWITCHES.get(name.partition(".")[0], "")
+    return _SWITCHES.get(name, "")  # if only a column is empty, its table is already recorded

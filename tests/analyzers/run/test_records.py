@@ -62,3 +62,18 @@ def test_columns_of_nulls_are_reported() -> None:
     assert "gradient norms were not recorded (to record them: `rankscope.log`)." in spikes.summary
     assert tokens.summary.startswith("Tokens per second, MFU and uneven batches are unknown: token counts were not")
     assert "host names were not recorded." in ranks.summary
+
+
+def test_calls_between_the_phases_have_no_phase() -> None:
+    """A loop that reduces its gradients by hand makes every call after the backward pass."""
+    calls = [{"attempt": 0, "rank": rank, "step": 1, "seq": 1} for rank in range(4)]
+    store = recorded((0, 1, 2, 3))
+    store.add("collectives", calls)
+    assert analyze(store) == []
+    store = recorded((0, 1, 2, 3), spans=False)
+    store.add("collectives", calls)
+    phases, _ = analyze(store)
+    assert phases.summary == (
+        "Calls are not matched over ranks, or not separated from those of checkpoints: phases of calls were not "
+        "recorded."
+    )
