@@ -11,6 +11,7 @@ from analyzers.finding import Finding, evidence_of
 from analyzers.health.program_faults import is_of_kernel
 from analyzers.memory.allocator_message import holders_text, others_hold_it
 from analyzers.memory.snapshot_text import is_fragmented, why_text
+from analyzers.run.ends.thread_errors import check_thread_first
 from analyzers.wording import counted, cut, is_number, listed, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]
@@ -82,11 +83,12 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
 
 def _next_lost(finding: Finding) -> str:
     if finding.cause == "exception":
-        return _next_exception(finding, ranks_text(finding.ranks))
+        return check_thread_first(finding) + _next_exception(finding, ranks_text(finding.ranks))
     if finding.cause == "out_of_memory":
         return _next_out_of_memory(finding, ranks_text(finding.ranks))
     if finding.cause == "exit" and (raised_at := finding.evidence.get("raised_at")):
-        return f"Check {raised_at}, where {'it' if len(finding.ranks) == 1 else 'they'} exited."
+        where = f"Check {raised_at}, where {'it' if len(finding.ranks) == 1 else 'they'} exited."
+        return check_thread_first(finding) + where
     if finding.cause == "signal" and finding.evidence.get("xids"):
         return (
             f"Search the log of {ranks_text(finding.ranks)} for the kernel's error (`Assertion`, `illegal memory "

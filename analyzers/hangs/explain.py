@@ -8,6 +8,7 @@ from analyzers.causes import next_step
 from analyzers.finding import Finding, evidence_of
 from analyzers.hangs.waiting_calls import MAX_CALLS, MAX_LISTED
 from analyzers.run.calls.recorded_calls import MAX_NAME
+from analyzers.run.ends.thread_errors import check_thread_first
 from analyzers.wording import counted, group_text, number, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]
@@ -84,7 +85,7 @@ def _next_hang(finding: Finding) -> str:
     if pids := evidence_of(finding).get("pids"):
         host = str(finding.evidence.get("host"))[:MAX_NAME]
         step += f" `kill -CONT {' '.join(map(str, pids))}` on {host} continues {'it' if len(pids) == 1 else 'them'}."
-    return step
+    return check_thread_first(finding) + step
 
 
 def _stuck_line(finding: Finding) -> str:

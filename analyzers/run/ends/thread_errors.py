@@ -2,6 +2,7 @@
 
 finding = with_thread_errors(finding, view, log)
 finding.summary                       # "... Thread prefetch of rank 1 ended at step 16 with ValueError: bad record"
+check_thread_first(finding)           # "First check loader.py:41 in fill, where thread prefetch ended. "
 finding.evidence["thread_errors"]     # [{"rank": 1, "step": 16, "thread": "prefetch", "error": ..., "at": ...}]
 """
 
@@ -10,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import AttemptView
 from analyzers.run.ends.exceptions import own_frame_text
 from analyzers.run.records.event_log import Event, EventLog
 from probes.tape import event_kinds
 
-__all__ = ["with_thread_errors"]
+__all__ = ["check_thread_first", "with_thread_errors"]
 
 MAX_TEXT = 200
 
@@ -39,6 +40,13 @@ def with_thread_errors(finding: Finding, view: AttemptView, log: EventLog) -> Fi
     others = f", and {len(errors) - 1} other ranks lost a thread, too" if len(errors) > 1 else ""
     text = f" Thread {first['thread']} of rank {first['rank']} ended{step} with {first['error']}{at}{others}."
     return replace(finding, summary=finding.summary + text, evidence={**finding.evidence, "thread_errors": errors})
+
+
+def check_thread_first(finding: Finding) -> str:
+    """A sentence that names the line at which a thread ended, with a trailing space; empty if none is known."""
+    errors = evidence_of(finding).get("thread_errors") or ()
+    error = next((one for one in errors if one.get("at")), None)
+    return f"First check {error['at']}, where thread {error['thread']} ended. " if error else ""
 
 
 def _may_matter(event: Event, finding: Finding) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from analyzers.finding import Finding
+from analyzers.hangs.explain import NEXT
 from analyzers.hangs.stacks import parse_stack, read_stack
 from analyzers.report.wording.explained import why
 from analyzers.run.policy import StallPolicy
@@ -327,3 +328,5 @@ def test_a_dead_thread_of_the_culprit_is_named_in_the_hang() -> None:
         "Thread prefetch of rank 1 ended at step 16 with OSError: gone (job/loader.py:41 in fill)."
     )
     assert finding.evidence["thread_errors"][0]["error"] == "OSError: gone"
+    first = "First check job/loader.py:41 in fill, where thread prefetch ended. Inspect the "
+    assert NEXT["hang"](finding).startswith(first)
