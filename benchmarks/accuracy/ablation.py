@@ -149,6 +149,7 @@ def needs(
     changes = {policy: Changes(policy) for policy, _, _ in fields}
     for number, case in enumerate(chosen):
         if time.monotonic() > deadline_s:
+            print(f"stopped by --seconds after {number} of {len(chosen)} cases", file=sys.stderr)
             break
         for ask, result, read in _asked(case, fields):
             for policy, name, default in fields:

@@ -1,5 +1,5 @@
-"""Recorded cases of `benchmarks.accuracy.ablation`: simulated runs with labels, long clean ones, runs of a real GPU,
-incidents.
+"""Recorded cases of `benchmarks.accuracy.ablation`: simulated runs with labels, long clean ones, runs recorded on a
+real GPU, incidents.
 
 record(Path("cases"), runs=2)                 # once: some minutes
 for case in cases(Path("cases")): case.name, case.path, case.label
@@ -72,5 +72,5 @@ def cases(folder: Path) -> Iterator[Recorded]:
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             label = path.with_suffix(".json")
-            read = json.loads(label.read_text()) if label.exists() else None
-            yield Recorded(name=path.name, path=path, is_run=(path / "run.json").exists(), label=read)
+            expected = json.loads(label.read_text()) if label.exists() else None
+            yield Recorded(name=path.name, path=path, is_run=(path / "run.json").exists(), label=expected)

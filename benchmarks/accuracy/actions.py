@@ -13,10 +13,10 @@ in which the node takes part, so that a restart alone makes nothing faster.
 | exclude | `recovery.on_straggler=exclude` | two nodes continue with the same global batch |
 | replace | `recovery.on_straggler=replace`, the batch fits two nodes, the third waits | the third replaces node 1 |
 
-The table has values before and after that event: number of ranks, median step of rank 0, tokens per second computed
-from it, and the mean share of a step for which ranks wait in collectives. `restart` is the time from the last step
-before the event to the first step after it. The action has paid off once `restart / (1 - step after / step before)` has
-passed.
+The table has values before and after the exclusion (or the dry run's event): number of ranks, median step of rank 0,
+tokens per second computed from it, and the mean share of a step for which ranks wait in collectives. `restart` is the
+time from the last step before the event to the first step after it. The action has paid off once
+`restart / (1 - step after / step before)` has passed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ register_module_forward_hook(after)
 
 
 def measure(arm: str, folder: Path, *, factor: float, num_steps: int) -> dict[str, Any]:
-    """Run until `num_steps` steps after the action, or after the event that no action follows."""
+    """Run until `num_steps` steps after the exclusion, or after the dry run's event."""
     slow = folder / "slow"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW_DEVICE.replace("FACTOR", str(factor)))
@@ -95,10 +95,10 @@ def measure(arm: str, folder: Path, *, factor: float, num_steps: int) -> dict[st
         run = RunDir.open(folder / "runs" / "latest")
         kind = event_kinds.EXCLUSION_WITHHELD if arm == "dry run" else event_kinds.EXCLUDED
         _wait(lambda: _node_events(run, kind), nodes[0])
-        acted = _node_events(run, kind)[0]
-        _wait(lambda: _steps_since(run, acted["wall_ns"]) >= num_steps + WARMUP_STEPS, nodes[0])
+        action = _node_events(run, kind)[0]
+        _wait(lambda: _steps_since(run, action["wall_ns"]) >= num_steps + WARMUP_STEPS, nodes[0])
         _stop(nodes)
-        return _read(run, acted)
+        return _read(run, action)
     finally:
         _stop(nodes)
 
@@ -133,7 +133,7 @@ def _stop(nodes: Sequence[subprocess.Popen[bytes]]) -> None:
             node.kill()
 
 
-def _read(run: RunDir, acted: dict[str, Any]) -> dict[str, Any]:
+def _read(run: RunDir, action: dict[str, Any]) -> dict[str, Any]:
     """Measure the steps before and after an event."""
     started = _node_events(run, event_kinds.ATTEMPT_STARTED)
     worlds = {event["attempt"]: event["world_size"] for event in started}
@@ -142,14 +142,14 @@ def _read(run: RunDir, acted: dict[str, Any]) -> dict[str, Any]:
     with Store.open(run) as store:
         rows = store.rows(
             "SELECT attempt, step, start_ns + duration_ns, duration_ns / 1e6 FROM steps "
-            "WHERE rank = 0 AND committed AND attempt >= ? ORDER BY attempt, step", [acted["attempt"]],
+            "WHERE rank = 0 AND committed AND attempt >= ? ORDER BY attempt, step", [action["attempt"]],
         )  # fmt: skip
         parts = {}
         for name in ("before", "after"):
-            of_part = [row for row in rows if (row[2] > acted["wall_ns"]) == (name == "after")]
-            if name == "after" and acted["kind"] == event_kinds.EXCLUDED:
-                of_part = [row for row in of_part if row[0] > acted["attempt"]]
-            judged = of_part[WARMUP_STEPS:]
+            in_part = [row for row in rows if (row[2] > action["wall_ns"]) == (name == "after")]
+            if name == "after" and action["kind"] == event_kinds.EXCLUDED:  # not the last steps of the old attempt
+                in_part = [row for row in in_part if row[0] > action["attempt"]]
+            judged = in_part[WARMUP_STEPS:]
             steps = [row[1] for row in judged]
             parts[name] = {
                 "world_size": worlds[judged[0][0]],
@@ -158,8 +158,8 @@ def _read(run: RunDir, acted: dict[str, Any]) -> dict[str, Any]:
                 "tokens_per_s": num_tokens * 1e3 / step_ms,
                 "waiting_ratio": _waiting_ratio(store, min(steps), max(steps)),
             }
-    newest_before = max(row[2] for row in rows if row[0] == acted["attempt"])
-    later = [row[2] for row in rows if row[0] > acted["attempt"]]
+    newest_before = max(row[2] for row in rows if row[0] == action["attempt"])
+    later = [row[2] for row in rows if row[0] > action["attempt"]]
     before_ms, after_ms = parts["before"]["step_ms"], parts["after"]["step_ms"]
     restart_s = (min(later) - newest_before) / 1e9 if later else 0.0
     return {
@@ -167,10 +167,10 @@ def _read(run: RunDir, acted: dict[str, Any]) -> dict[str, Any]:
         "dry_runs": sum(event["dry_run"] for event in _node_events(run, event_kinds.EXCLUSION_WITHHELD)),
         "excluded": len(_node_events(run, event_kinds.EXCLUDED)),
         "requests": len(_node_events(run, event_kinds.EXCLUSION_REQUESTED)),
-        "attempts_after": max(worlds) - acted["attempt"],
+        "attempts_after": max(worlds) - action["attempt"],
         "restart_s": restart_s,
         "pays_after_s": restart_s / (1 - after_ms / before_ms) if later and after_ms < before_ms else None,
-        "reason": acted["reason"],
+        "reason": action["reason"],
     }
 
 
@@ -202,7 +202,7 @@ def _wait(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> 
 
 
 def main() -> None:
-    """Print the table; return 1 if an action had no effect, or the dry run had one."""
+    """Print the table; exit with code 1 if an action had no effect, or the dry run had one."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--only", choices=sorted(ARMS), action="append", help="run only these (all)")
     parser.add_argument("--factor", type=float, default=8.0, help="slowdown of the forward pass on node 1 (8)")

@@ -44,10 +44,10 @@ from analyzers.finding import Finding
 from analyzers.numerics.nonfinite import WITHIN_GROUP
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
-from analyzers.verdict.verdict import EXPLAINS_GAIN
 from benchmarks.accuracy.diagnosis_summary import analyses_of, offered, print_table, summarize
 from benchmarks.accuracy.labelled import EXPECTED, Case, Expected, make
 from benchmarks.harness import argument_parser, write_json
+from probes.tape.rundir import RunDir
 from store import Store
 from tests.support.simulator import simulate, write
 
@@ -104,7 +104,7 @@ def judge(case: Case) -> Outcome:
     outcome = Outcome(
         fault=case.fault, seed=case.seed, index=case.index, device=case.device, layout=scenario.layout.name,
         num_ranks=scenario.layout.num_ranks, truth_ranks=truth, onset=onset,
-        ending=scenario.fault.ending if scenario.fault and not EXPECTED[case.fault].steps else "",
+        ending=scenario.fault.ending if scenario.fault and not expected.steps else "",
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="diagnosis-"))
     try:
@@ -113,8 +113,8 @@ def judge(case: Case) -> Outcome:
         diagnosis, outcome.diagnose_s = _diagnosed(run.path)
         _compare(outcome, expected, diagnosis.findings, truth)
         outcome.contradiction = contradiction(diagnosis)
-        looks_again = case.with_prefixes and outcome.num_ranks <= MAX_PREFIX_RANKS
-        if expected.steps and outcome.kind and outcome.rank and looks_again:
+        has_prefixes = case.with_prefixes and outcome.num_ranks <= MAX_PREFIX_RANKS
+        if expected.steps and outcome.kind and outcome.rank and has_prefixes:
             outcome.steps = _steps_to_detection(recording, expected, truth, onset, folder)
     except Exception as error:  # failing to diagnose a run is a result, too
         outcome.error = f"{type(error).__name__}: {error}"[:500]
@@ -129,15 +129,12 @@ def contradiction(diagnosis: Diagnosis) -> str:
     gain = diagnosis.what_if
     if gain is None or not gain.is_beyond_error or gain.gain < 1 + SHARED.min_gain_ratio:
         return ""
-    is_explained = any(finding.kind in EXPLAINS_GAIN for finding in diagnosis.fired)
-    clean = diagnosis.verdict.startswith("No problems found")
-    silent = not is_explained and "Balanced ranks" not in diagnosis.verdict and diagnosis.fired[:1] == ()
-    return f"{gain.gain:.3f}x (error {gain.error_ratio:.3f}): {diagnosis.verdict}" if clean or silent else ""
+    is_clean = diagnosis.verdict.startswith("No problems found")
+    omits_gain = not diagnosis.fired and "Balanced ranks" not in diagnosis.verdict
+    return f"{gain.gain:.3f}x (error {gain.error_ratio:.3f}): {diagnosis.verdict}" if is_clean or omits_gain else ""
 
 
 def _diagnosed(path: Path) -> tuple[Diagnosis, float]:
-    from probes.tape.rundir import RunDir
-
     run = RunDir.open(path)
     with Store.open(run) as store:
         start = time.perf_counter()
@@ -152,8 +149,8 @@ def _compare(outcome: Outcome, expected: Expected, findings: Sequence[Finding], 
         if finding.status == "fired" or (finding.status == "advice" and finding.kind == "stage_imbalance")
     ]
     outcome.findings = [
-        {key: value for key, value in finding.to_json().items() if key in _KEPT} for finding in findings
-        if finding.status in ("fired", "suspect") or finding.status == "insufficient_data"
+        {key: value for key, value in finding.to_json().items() if key in _REPORTED_FIELDS} for finding in findings
+        if finding.status in ("fired", "suspect", "insufficient_data")
     ]  # fmt: skip
     outcome.insufficient = any(f.status == "insufficient_data" and f.kind == expected.insufficient for f in findings)
     alarms = [finding for finding in fired if finding.kind in ALARMS and finding.kind not in _MEASURES]
@@ -173,7 +170,7 @@ def _compare(outcome: Outcome, expected: Expected, findings: Sequence[Finding], 
     outcome.wrong, outcome.wrong_kinds = len(wrong), [f"{f.kind}/{f.cause} {list(f.ranks)[:6]}" for f in wrong]
 
 
-_KEPT = ("analyzer", "kind", "severity", "status", "ranks", "first_step", "last_step", "cause", "summary")
+_REPORTED_FIELDS = ("analyzer", "kind", "severity", "status", "ranks", "first_step", "last_step", "cause", "summary")
 
 
 def _names(expected: Expected, finding: Finding, truth: Sequence[int]) -> bool:
@@ -197,14 +194,13 @@ def _steps_to_detection(
     """Length of the shortest prefix that is diagnosed, by bisection over `PREFIXES`."""
     last = recording.scenario.steps
     prefixes = [n for n in PREFIXES if onset + n - 1 < last]
-
-    asked = analyses_of(expected)  # analyzers that need the whole run
+    analyses = analyses_of(expected)
 
     def is_seen(number: int) -> bool:
         path = folder / f"prefix-{number}"
         run = write(recording, path, until_step=onset + prefixes[number] - 1)
         with Store.open(run) as store:
-            findings = [finding for one in asked for finding in one.run(store, Scope(manifest=run.manifest()))]
+            findings = [finding for one in analyses for finding in one.run(store, Scope(manifest=run.manifest()))]
         return any(f.status == "fired" and f.kind in expected.kinds and _names(expected, f, truth) for f in findings)
 
     low, high = 0, len(prefixes)
@@ -221,8 +217,8 @@ def print_mistake(outcome: Outcome) -> None:
     good = named and not (o.wrong or o.error or o.contradiction) and (not expected.insufficient or o.insufficient)
     if good or not offered(expected):
         return
-    again = f"--device {o.device} --fault {o.fault} --index {o.index} --seed {o.seed} --ranks {o.num_ranks}"
-    print(f"\n{o.fault} on {o.layout}, ranks {o.truth_ranks[:8]} from step {o.onset} {o.ending}: {again}")
+    reproduce = f"--device {o.device} --fault {o.fault} --index {o.index} --seed {o.seed} --ranks {o.num_ranks}"
+    print(f"\n{o.fault} on {o.layout}, ranks {o.truth_ranks[:8]} from step {o.onset} {o.ending}: {reproduce}")
     if o.contradiction:
         print(f"    contradiction: {o.contradiction}")
     if o.error:

@@ -46,14 +46,14 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Counts by fault, and over all faults."""
     table: dict[str, dict[str, Any]] = {}
     for name, expected in EXPECTED.items():
-        own = [outcome for outcome in outcomes if outcome.fault == name]
-        if not own and offered(expected):
+        runs = [outcome for outcome in outcomes if outcome.fault == name]
+        if not runs and offered(expected):
             continue
-        steps = sorted(outcome.steps for outcome in own if outcome.steps is not None)
+        steps = sorted(outcome.steps for outcome in runs if outcome.steps is not None)
         row = {
-            "ids": expected.ids, "offered": offered(expected), "clean": expected.is_clean, "runs": len(own),
-            **{key: sum(getattr(o, key) for o in own) for key in (*_COUNTED, "right")},
-            "errors": sum(bool(o.error) for o in own), "insufficient": sum(o.insufficient for o in own),
+            "ids": expected.ids, "offered": offered(expected), "clean": expected.is_clean, "runs": len(runs),
+            **{key: sum(getattr(o, key) for o in runs) for key in (*_COUNTED, "right")},
+            "errors": sum(bool(o.error) for o in runs), "insufficient": sum(o.insufficient for o in runs),
             "steps_median": steps[len(steps) // 2] if steps else None,
             "steps_p90": steps[min(len(steps) - 1, int(0.9 * len(steps)))] if steps else None,
         }  # fmt: skip

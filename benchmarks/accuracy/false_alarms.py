@@ -6,7 +6,7 @@
 
 Simulated: long runs of 8 ranks in closed form (`tests.support.simulator.long`): quiet, shared and oversubscribed hosts,
 uneven sequences, a rank 0 that saves (F20), pauses of the garbage collector (F19). Each run is diagnosed as a whole,
-and as of three random moments.
+and cut off at three random steps.
 
 Real: `rankscope train` on 4 ranks (8 where the mesh needs them) in every layout: findings that `watch` wrote while it
 ran, and those of `analyze` afterwards.
@@ -79,7 +79,7 @@ def long_run(seed: int, steps: int) -> tuple[str, LongRun]:
 
 
 def simulated(task: tuple[int, int]) -> Count:
-    """Write one long run; diagnose it as a whole, and as of three earlier moments."""
+    """Write one long run; diagnose it as a whole, and cut off at three random steps."""
     seed, steps = task
     name, long = long_run(seed, steps)
     count, start = Count(name=f"simulated, {name}", runs=1, steps=steps), time.perf_counter()
@@ -175,8 +175,8 @@ def main() -> int:
             done(count)
     layouts = options.layout or list(LAYOUTS)
     folder = Path(tempfile.mkdtemp(prefix="false-alarms-"))  # a run with an alarm is kept there
-    for place, layout in enumerate(layouts if options.real else []):
-        done(real(layout, -(-options.real // len(layouts)), options.seed + place, folder))
+    for index, layout in enumerate(layouts if options.real else []):
+        done(real(layout, -(-options.real // len(layouts)), options.seed + index, folder))
     print(table(counts))
     if options.json:
         result: dict[str, Any] = {

@@ -34,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Script:
     """Environment variable for the number of steps; empty: the option `--steps`."""
     steps_a_unit: int = 1
     """Optimizer steps per unit of that variable."""
-    arguments: tuple[str, ...] = field(default=())
+    arguments: tuple[str, ...] = ()
 
 
 SCRIPTS = {
@@ -188,12 +188,12 @@ def _ratios(pairs: list[dict[str, tuple[float, float]]]) -> dict[str, float]:
 
 def _show(found: dict[str, Any]) -> None:
     table = Table("framework", "step", "ratio", "CPU ratio")
-    for name, of in found.items():
+    for name, row in found.items():
         table.add_row(
             name,
-            f"{of['step_ms']:.2f} ms",
-            f"{of['ratio']:.3f} ({of['lowest']:.3f} to {of['highest']:.3f})",
-            f"{of['cpu_ratio']:.3f} ({of['cpu_lowest']:.3f} to {of['cpu_highest']:.3f})",
+            f"{row['step_ms']:.2f} ms",
+            f"{row['ratio']:.3f} ({row['lowest']:.3f} to {row['highest']:.3f})",
+            f"{row['cpu_ratio']:.3f} ({row['cpu_lowest']:.3f} to {row['cpu_highest']:.3f})",
         )
     Console(width=100).print(table)
     print(f"load {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} cores")

@@ -5,10 +5,10 @@
     python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python traces/*.json  # recorded traces
     python -m benchmarks.accuracy.hta --reports TraceLens/tests/traces            # TraceLens' published reports
 
-HolisticTraceAnalysis (HTA) runs in a separate interpreter, so that their dependencies cannot conflict. HTA's shares
-refer to the time from the first to the last kernel, Rankscope's to the steps' windows. They agree for steps without
-gaps between them, as in a training loop. TraceLens publishes traces with reports (`gpu_timeline.csv`), whose shares
-refer to the time from the first to the last kernel, or to a step. Exit code 1 if a share differs by more than a
+HolisticTraceAnalysis (HTA) runs in a separate interpreter, so that its dependencies cannot conflict with Rankscope's.
+HTA's shares are of the time from the first to the last kernel, Rankscope's of the steps' windows. They agree for steps
+without gaps between them, as in a training loop. TraceLens publishes traces with reports (`gpu_timeline.csv`), whose
+shares are of the time from the first to the last kernel, or of a step. Exit code 1 if a share differs by more than a
 percentage point.
 """
 
@@ -69,11 +69,11 @@ def main() -> int:
         if options.reports:
             files = [(str(path.relative_to(options.reports)), path) for path in traces_with_report(options.reports)]
         for name, path in files:
-            own = rankscope_shares(path)
+            ours = rankscope_shares(path)
             expected = hta_shares(path, options.python) if options.python else tracelens_shares(path)
-            difference = 100 * max(abs(own[part] - expected[part]) for part in PARTS)
+            difference = 100 * max(abs(ours[part] - expected[part]) for part in PARTS)
             worst = max(worst, difference)
-            cells = [f"{100 * own[part]:.1f} %, {100 * expected[part]:.1f} %" for part in PARTS]
+            cells = [f"{100 * ours[part]:.1f} %, {100 * expected[part]:.1f} %" for part in PARTS]
             print(markdown_row(name, *cells, f"{difference:.2f}"), flush=True)
     return int(worst > MAX_POINTS)
 
@@ -97,20 +97,22 @@ def hta_shares(path: Path, python: str) -> dict[str, float]:
 
 def traces_with_report(folder: Path) -> list[Path]:
     """Traces with a TraceLens report next to them."""
-    return sorted(path for path in folder.rglob("*.json.gz") if any(place.exists() for place in _reports(path)))
+    return sorted(
+        path for path in folder.rglob("*.json.gz") if any(report_path.exists() for report_path in _reports(path))
+    )
 
 
 def _reports(trace: Path) -> tuple[Path, ...]:
     name = trace.name.removesuffix(".json.gz")
     return tuple(
-        trace.parent / place / "gpu_timeline.csv"
-        for place in (f"{name}_perf_report_csvs", "perf_report_csvs", "perf_csvs")
+        trace.parent / report_path / "gpu_timeline.csv"
+        for report_path in (f"{name}_perf_report_csvs", "perf_report_csvs", "perf_csvs")
     )
 
 
 def tracelens_shares(trace: Path) -> dict[str, float]:
     """TraceLens' published shares of a trace."""
-    report = next(place for place in _reports(trace) if place.exists())
+    report = next(report_path for report_path in _reports(trace) if report_path.exists())
     with report.open(newline="") as lines:
         share = {row["type"]: float(row["percent"]) / 100 for row in csv.DictReader(lines)}
     idle = sum(value for kind, value in share.items() if kind.endswith("idle_time"))
@@ -132,8 +134,8 @@ def write_trace(folder: Path, shape: str, seed: int) -> Path:
             long_us = float(rng.uniform(150, 900))
             correlation = _launched(events, "gemm_bf16_128x128", now, long_us, 7, correlation, shape)
             if shape == "many streams" and rng.random() < 0.5:
-                late = now + long_us / 3
-                correlation = _launched(events, "elementwise_kernel", late, long_us, 9, correlation, shape)
+                begin_us = now + long_us / 3
+                correlation = _launched(events, "elementwise_kernel", begin_us, long_us, 9, correlation, shape)
                 long_us *= 4 / 3
             if rng.random() < 0.3:
                 begin_us, took = now + long_us * 0.4, long_us * float(rng.uniform(0.2, 1.4))

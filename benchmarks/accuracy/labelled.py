@@ -38,6 +38,7 @@ class Expected:
     also: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ("ddp", "fsdp", "fsdp_tp", "hsdp", "pp", "pp_fsdp")
     steps: bool = False
+    """Whether the steps to detection are measured."""
     places: tuple[str, ...] = ()
     """Phases or gaps, one of which the finding must name."""
     insufficient: str = ""

@@ -182,11 +182,14 @@ def measure(config: Config, *, num_pieces: int = 1) -> Measured:
 
     step()  # creates the optimizer's state
     kept_by_forward, _ = allocated(forward)
-    _, most = allocated(step)
+    _, peak_bytes = allocated(step)
     parameters = sum(value.numel() * value.element_size() for value in model.parameters())
     moments = sum(each.numel() * each.element_size() for state in optimizer.state.values() for each in state.values())
     return Measured(
-        parameters=parameters, optimizer=moments, kept_by_forward=kept_by_forward, peak=parameters + moments + most
+        parameters=parameters,
+        optimizer=moments,
+        kept_by_forward=kept_by_forward,
+        peak=parameters + moments + peak_bytes,
     )
 
 
@@ -207,8 +210,8 @@ def _memory_table() -> None:
         config = load_config(None, [*_SMALL, *overrides, f"parallel.cp={num_pieces}"])
         real = measure(config, num_pieces=num_pieces)
         kept = rank_memory(config, resolve(config, num_pieces), pp_rank=0, device="cpu").activations
-        off = kept / real.kept_by_forward - 1
-        print(f"| context parallel: {name} | {real.kept_by_forward / 1e6:.2f} | {off:+.1%} | - | - |", flush=True)
+        error = kept / real.kept_by_forward - 1
+        print(f"| context parallel: {name} | {real.kept_by_forward / 1e6:.2f} | {error:+.1%} | - | - |", flush=True)
 
 
 def _rank_table(names: str) -> None:

@@ -131,9 +131,9 @@ def _names(finding: Finding, fault: Fault) -> bool:
         case "pair":
             return set(finding.ranks) == {fault.rank, fault.peer}
         case "link":
-            of = finding.evidence
-            is_message = of.get("op") in ("send", "recv")  # a message uses a separate channel
-            is_channel = is_message or of.get("link_channel", fault.channel) == fault.channel
+            evidence = finding.evidence
+            is_message = evidence.get("op") in ("send", "recv")  # a message uses a separate channel
+            is_channel = is_message or evidence.get("link_channel", fault.channel) == fault.channel
             return set(finding.ranks) == {fault.rank, fault.peer} and is_channel
         case "side":
             return fault.rank in finding.ranks and len(finding.ranks) <= 2
@@ -166,12 +166,18 @@ def table_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Counts by fault."""
     rows = []
     for name in (*EXPECTED, CLEAN):
-        own = [outcome for outcome in outcomes if outcome.fault == name]
-        if own:
-            counts = {key: sum(getattr(o, key) for o in own) for key in ("kind", "rank", "cause")}
-            alarmed = sum(bool(o.wrong) for o in own)
+        runs = [outcome for outcome in outcomes if outcome.fault == name]
+        if runs:
+            counts = {key: sum(getattr(o, key) for o in runs) for key in ("kind", "rank", "cause")}
+            alarmed = sum(bool(o.wrong) for o in runs)
             rows.append(
-                {"fault": name, "runs": len(own), **counts, "wrong": alarmed, "errors": sum(bool(o.error) for o in own)}
+                {
+                    "fault": name,
+                    "runs": len(runs),
+                    **counts,
+                    "wrong": alarmed,
+                    "errors": sum(bool(o.error) for o in runs),
+                }
             )
     return rows
 

@@ -14,8 +14,8 @@ and precision and never stops:
   compressed gradients, losses within 5 %. In fp16, steps are compared up to the first one that either run skips: FSDP's
   scaled gradients are fp16 and overflow earlier than autocast's, until the loss scale has been reduced.
 
-A combination that the launch refuses counts as refused. Offload to the host is also drawn, and has the same policy on a
-CPU.
+A combination that the launch refuses counts as refused. CPU offload is drawn, too: on a CPU, FSDP applies the same
+offload policy.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def alone(sections: Sections) -> Sections:
 
 
 def complete(sections: Sections) -> Config:
-    """The complete configuration, with frequent small copies and probes that sample every step."""
+    """The complete configuration, with frequent in-memory checkpoints and probes that sample every second step."""
     every = {"gradient_interval": 2, "local_norm_interval": 2, "fingerprint_interval": 2, "compression_interval": 2}
     return tiny(**sections, probes=every, checkpoint={"interval": 2, "memory_interval": 2, "memory_survives": False})
 

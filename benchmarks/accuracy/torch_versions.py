@@ -155,10 +155,10 @@ def _mistake(python: Path, folder: Path, environment: Mapping[str, str], trial: 
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """One row per version, one column per trial."""
     names = [name for name in TRIALS if any(each.trial == name for each in outcomes)]
-    by_place = {(each.version, each.trial): each for each in outcomes}
+    by_cell = {(each.version, each.trial): each for each in outcomes}
     rows = [markdown_head("torch", *names)]
     for version in dict.fromkeys(each.version for each in outcomes):
-        row = [by_place.get((version, name)) for name in names]
+        row = [by_cell.get((version, name)) for name in names]
         cells = ["-" if each is None else f"{each.seconds:.0f} s" if each.passed else each.what for each in row]
         rows.append(markdown_row(version, *cells))
     return "\n".join(rows)

@@ -1,6 +1,6 @@
 """Memory that torch's allocator hands out on a CPU, from the profiler's events.
 
-kept, most = allocated(lambda: model(tokens))
+held_bytes, peak_bytes = allocated(lambda: model(tokens))
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["allocated"]
 
 
 def allocated(work: Callable[[], object]) -> tuple[int, int]:
-    """Return the bytes held by the result of `work`, and the peak of bytes allocated while it ran, beyond those before.
+    """Return the bytes that the result of `work` holds, and the peak while it ran; both beyond those allocated before.
 
     Each event states the allocator's total, which includes memory that other threads have freed without an event.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = work()
+        result = work()
     results = profiler.profiler.kineto_results
     nodes, events = [*results.experimental_event_tree()], []
     while nodes:
@@ -27,8 +27,8 @@ def allocated(work: Callable[[], object]) -> tuple[int, int]:
         nodes += node.children
         if node.tag == _EventType.Allocation:
             events.append((node.start_time_ns, node.extra_fields.total_allocated, node.extra_fields.alloc_size))
-    totals = [total - before for _, total, before in sorted(events)[:1]]
-    del kept
+    totals = [total - size for _, total, size in sorted(events)[:1]]  # before the first event
+    del result
     if not totals:
         return 0, 0
     (start,) = totals

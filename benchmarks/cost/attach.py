@@ -76,8 +76,8 @@ def main() -> None:
 def measure_import(repeats: int = 15) -> float:
     """Minimum time of the import after torch's (ms), each in a new process.
 
-    torch leaves so many new objects that a full garbage collection (85 ms) begins in one of the next imports. It is run
-    before.
+    torch leaves so many new objects that a full garbage collection (85 ms) would begin in one of the next imports: it
+    runs before the clock starts.
     """
     program = (
         "import gc, time, torch; gc.collect(); start = time.perf_counter(); import rankscope; rankscope.attach; "
@@ -126,7 +126,7 @@ def _world(script: str, kind: str, steps: int, world_size: int = 2) -> tuple[flo
 
 
 def _await_watch(run: Path) -> None:
-    """Wait for the end of the node process before the next kind begins; otherwise remove its folder."""
+    """Wait until the node process has ended: it still writes to the folder that is removed next."""
     deadline = time.monotonic() + 20
     events = run / "tapes" / "node-00000" / "events.jsonl"
     found = read_events(events)[0] if events.exists() else []
@@ -149,10 +149,10 @@ def _rank(script: str, kind: str, steps: int, folder: str, environment: dict[str
     with _logging(kind, folder) as log:
         clock = _StepClock(log)
         if kind == "run":
-            from rankscope.attached_script import main as unattended
+            from rankscope.attached_script import main as run_script
 
             sys.path.insert(0, "")
-            unattended(arguments)
+            run_script(arguments)
         else:
             sys.argv = arguments
             runpy.run_path(str(path), run_name="__main__")
@@ -248,9 +248,9 @@ def _show(console: Console, script: str, figures: dict[str, dict[str, float]]) -
     table = Table(title=script, title_justify="left")
     for column in ("kind", "step", "ratio", "lowest", "highest", "CPU ratio"):
         table.add_column(column, justify="left" if column == "kind" else "right")
-    for kind, of in figures.items():
-        ratios = [f"{of[name]:.3f}" for name in ("ratio", "lowest", "highest", "cpu_ratio")]
-        table.add_row(kind, f"{of['step_ms']:.2f} ms", *ratios)
+    for kind, row in figures.items():
+        ratios = [f"{row[name]:.3f}" for name in ("ratio", "lowest", "highest", "cpu_ratio")]
+        table.add_row(kind, f"{row['step_ms']:.2f} ms", *ratios)
     console.print(table)
 
 

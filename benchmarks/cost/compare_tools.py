@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,10 @@ from benchmarks.accuracy.spike_rules import RULES
 from benchmarks.harness import argument_parser, write_json
 from tests.support.simulator.curves import Curves
 from tests.support.simulator.faults import Fault
-from tests.support.simulator.noise import QUIET, SHARED_HOST, Noise
+from tests.support.simulator.noise import QUIET, SHARED_HOST
 
 STEPS = 1200
-REACH = 20
+MAX_DELAY_STEPS = 20
 RANKS = 4
 TIMEOUT_S = 8.0
 
@@ -52,8 +51,7 @@ def curve(seed: int, kind: str) -> tuple[list[tuple[float, float]], int]:
         fault = Fault(kind=kind, step=onset, factor=float(rng.uniform(0.25, 1.0)))
     elif kind == "lr_spike":
         fault = Fault(kind=kind, step=onset)
-    noise: Noise = replace(SHARED_HOST if seed % 2 else QUIET)
-    curves = Curves(rng, noise, fault)
+    curves = Curves(rng, SHARED_HOST if seed % 2 else QUIET, fault)
     readings = [curves.reading(step, step - 1, step > onset) for step in range(1, STEPS + 1)]
     return [(reading.loss, reading.grad_norm) for reading in readings], onset if fault else -1
 
@@ -73,11 +71,11 @@ def spikes(runs: int) -> list[dict[str, Any]]:
                     found = rule(loss, norm)
                     if found and step <= last_clean:
                         row["false"] += 1
-                    elif found and step <= onset + REACH:
+                    elif found and step <= onset + MAX_DELAY_STEPS:
                         row["caught"][kind] = row["caught"].get(kind, 0) + 1
                         row["steps"].append(step - onset)
                         break
-                    if onset > 0 and step > onset + REACH:
+                    if onset > 0 and step > onset + MAX_DELAY_STEPS:
                         break
     for row in rows.values():
         steps = sorted(row.pop("steps"))
@@ -141,12 +139,12 @@ def _rank_main(rank: int, name: str, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=TIMEOUT_S))
     dist.all_reduce(torch.ones(8))
-    start, said = time.monotonic(), ""
+    start, error_text = time.monotonic(), ""
     try:
         PROGRAMS[name][0](rank, dist, torch)
     except Exception as error:
-        said = str(error)
-    Path(folder, f"{rank}.json").write_text(json.dumps({"said": said, "seconds": time.monotonic() - start}))
+        error_text = str(error)
+    Path(folder, f"{rank}.json").write_text(json.dumps({"error_text": error_text, "seconds": time.monotonic() - start}))
     os._exit(0)
 
 
@@ -163,17 +161,17 @@ def detail(name: str) -> dict[str, Any]:
         files = [Path(folder, f"{rank}.json") for rank in range(RANKS)]
         found = [json.loads(file.read_text()) for file in files if file.exists()]
         aborted = [rank for rank, file in enumerate(files) if not file.exists()]  # how gloo fails on different sizes
-    told = [one for one in found if one["said"]]
-    text = " ".join(one["said"] for one in told)
+    raised = [one for one in found if one["error_text"]]
+    text = " ".join(one["error_text"] for one in raised)
     named = {int(number) for number in re.findall(r"[Rr]anks? (\d+)", text)}
-    first = min((one["seconds"] for one in told), default=None)
+    first = min((one["seconds"] for one in raised), default=None)
     return {
         "seconds": first,
         "aborted_ranks": aborted,
         "before_timeout": first is not None and first < TIMEOUT_S * 0.9,
         "names": sorted(named),
         "right": named == set(PROGRAMS[name][1]),
-        "text": (told[0]["said"] if told else "").splitlines()[0][:200] if told else "",
+        "text": raised[0]["error_text"].splitlines()[0][:200] if raised else "",
     }
 
 
@@ -197,16 +195,16 @@ def dumps(name: str) -> dict[str, Any]:
         job.collective("all_reduce", ranks=[0, 1, 2])
     else:
         job.p2p(0, 1, sides="recv", state="started")
-    with tempfile.TemporaryDirectory(prefix="compare-") as made:
-        folder = job.write(Path(made))
+    with tempfile.TemporaryDirectory(prefix="compare-") as path:
+        folder = job.write(Path(path))
         fired = diagnose_files([folder]).fired
-        torchs = _torchfrtrace(folder, PREFIX)
+        frtrace = _torchfrtrace(folder, PREFIX)
     truth = set(PROGRAMS[name][1])
     ours = set(fired[0].ranks) if fired else set()
     return {
         "ours": fired[0].cause if fired else "", "our_ranks": sorted(ours), "ours_right": ours == truth,
-        "torchfrtrace": sorted(f"{kind} {rank}" for kind, rank in torchs),
-        "torchfrtrace_right": {rank for _, rank in torchs} == truth,
+        "torchfrtrace": sorted(f"{kind} {rank}" for kind, rank in frtrace),
+        "torchfrtrace_right": {rank for _, rank in frtrace} == truth,
     }  # fmt: skip
 
 
@@ -249,12 +247,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = list(PROGRAMS)[:1] if options.quick else list(PROGRAMS)
         result["hangs"] = hangs = [{"program": n, "detail": detail(n), **dumps(n)} for n in names]
         for hang in hangs:
-            of = hang["detail"]
-            when = "silent" if of["seconds"] is None else f"{of['seconds']:.1f} s, names {of['names']}"
-            when += f", ranks {of['aborted_ranks']} abort" if of["aborted_ranks"] else ""
-            torchs = ", ".join(hang["torchfrtrace"]) or "nothing"
-            print(f"{hang['program']:28} DETAIL: {when} ({'right' if of['right'] else 'not right'}); "
-                  f"torchfrtrace: {torchs}; Rankscope: {hang['ours']} {hang['our_ranks']}")  # fmt: skip
+            row = hang["detail"]
+            when = "silent" if row["seconds"] is None else f"{row['seconds']:.1f} s, names {row['names']}"
+            when += f", ranks {row['aborted_ranks']} abort" if row["aborted_ranks"] else ""
+            frtrace = ", ".join(hang["torchfrtrace"]) or "nothing"
+            print(f"{hang['program']:28} DETAIL: {when} ({'right' if row['right'] else 'not right'}); "
+                  f"torchfrtrace: {frtrace}; Rankscope: {hang['ours']} {hang['our_ranks']}")  # fmt: skip
     write_json(options.json, result)
     return 0
 

@@ -129,7 +129,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     loops: dict[str, OurLoop] = {"with": OurLoop(config, recorder, folder / "with", device, corpus)}
     loops["with"].step()
-    _settle(device)
+    _synchronize(device)
     first_step_s = time.perf_counter() - start
     if not options.probes_only:
         bare = configuration(options, probes=False)
@@ -151,8 +151,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "loss_in_chunks": loops["with"].training.loss_in_chunks,
     }
     if not options.probes_only:
-        of_without, low, high = ratio_with_interval(taken["with"], taken["without"])
-        found |= {"ratio": 1 / of_without, "ratio_low": 1 / high, "ratio_high": 1 / low}
+        speed_ratio, low, high = ratio_with_interval(taken["with"], taken["without"])
+        found |= {"ratio": 1 / speed_ratio, "ratio_low": 1 / high, "ratio_high": 1 / low}
     for name, times in taken.items():
         found |= {f"{name}_step_ms": 1e3 * float(np.median(times))}
         found |= {f"{name}_tokens_per_s": tokens / float(np.median(times))}
@@ -165,7 +165,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -176,7 +176,7 @@ def _kernels(loop: OurLoop, device: torch.device, count: int, steps: int = 3) ->
     with torch.profiler.profile(activities=[activity]) as profile:
         for _ in range(steps):
             loop.step()
-        _settle(device)
+        _synchronize(device)
     rows = [
         {
             "name": event.key[:100],
@@ -205,7 +205,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cuda":
         torch.cuda.set_device(0)
-    rank_training.initialise = draw_weights  # type: ignore[assignment]  # of any module
+    rank_training.initialise = draw_weights  # type: ignore[assignment]  # accepts any module
     chosen: AbstractContextManager[Any] = contextlib.nullcontext()
     if options.attention:
         chosen = sdpa_kernel(_ATTENTION[options.attention], set_priority=True)

@@ -146,9 +146,9 @@ def _compare(tape: Path, version: int, completed: int) -> Kill:
     calls, communicators = _records(tape, "nccl_calls"), _records(tape, "nccl_communicators")
     if calls is None or communicators is None:  # killed before its first record
         return Kill(version=version, completed=completed, lost=completed, gaps=0, in_flight=0)
-    first = communicators["communicator"][communicators["comm_hash"] == 0]  # from the reporting thread
-    own = calls[np.isin(calls["communicator"], first)]
-    kept = own["nccl_seq"][own["state"] == COMPLETE]
+    reporting = communicators["communicator"][communicators["comm_hash"] == 0]  # from the reporting thread
+    reported = calls[np.isin(calls["communicator"], reporting)]
+    on_tape = reported["nccl_seq"][reported["state"] == COMPLETE]
     gaps = 0
     for communicator in communicators["communicator"]:
         numbers = calls["nccl_seq"][calls["communicator"] == communicator]
@@ -156,7 +156,7 @@ def _compare(tape: Path, version: int, completed: int) -> Kill:
     return Kill(
         version=version,
         completed=completed,
-        lost=len(np.setdiff1d(np.arange(completed), kept)),
+        lost=len(np.setdiff1d(np.arange(completed), on_tape)),
         gaps=gaps,
         in_flight=int(np.count_nonzero(calls["state"] != COMPLETE)),
     )

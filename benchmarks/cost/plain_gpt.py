@@ -44,7 +44,7 @@ from trainer.config.config import Config
 
 __all__ = ["PlainGPT", "PlainLoop", "configuration"]
 
-DIFFERS = 1e-3
+MIN_DIFFERENCE = 1e-3
 PROGRESS_BLOCKS = 10
 
 
@@ -61,7 +61,7 @@ class PlainBlock(nn.Module):
         batch, length, dim = x.shape
         y = self.norm1(x)
         q, k, v = (w(y).view(batch, length, self.num_heads, -1).transpose(1, 2) for w in (self.q, self.k, self.v))
-        q, k = turned(q, cos, sin), turned(k, cos, sin)
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).reshape(batch, length, dim))
         y = self.norm2(x)
@@ -91,7 +91,7 @@ class PlainGPT(nn.Module):
         return out
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -122,8 +122,8 @@ class PlainLoop:
         mine = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, value in named.items():
-                for theirs, own in _NAMES.items():
-                    name = name.replace(f".{theirs}.", f".{own}.")
+                for in_trainer, in_plain in _NAMES.items():
+                    name = name.replace(f".{in_trainer}.", f".{in_plain}.")
                 mine.pop(name).copy_(value)
         assert not mine, f"without a value: {sorted(mine)}"
 
@@ -221,7 +221,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     last = max(1, len(runs[0]["plain"]) // 10)
     ours = np.array([np.mean(run["ours"][-last:]) for run in runs])
     plain = np.array([np.mean(run["plain"][-last:]) for run in runs])
-    apart = [np.abs(np.array(run["ours"]) - np.array(run["plain"])) > DIFFERS for run in runs]
+    apart = [np.abs(np.array(run["ours"]) - np.array(run["plain"])) > MIN_DIFFERENCE for run in runs]
     first = [int(np.argmax(one)) + 1 if one.any() else None for one in apart]
 
     def ratio(unit: str) -> list[float]:  # without the first pair of blocks, which is the warm-up
@@ -250,7 +250,11 @@ def show(result: dict[str, Any]) -> None:
     for seed, ours, plain, first in zip(
         result["seeds"], result["ours_loss"], result["plain_loss"], result["first_difference_step"], strict=True
     ):
-        apart = f"from step {first} on more than {DIFFERS} apart" if first else f"never more than {DIFFERS} apart"
+        apart = (
+            f"from step {first} on more than {MIN_DIFFERENCE} apart"
+            if first
+            else f"never more than {MIN_DIFFERENCE} apart"
+        )
         console.print(f"  seed {seed}: ours {ours:.4f}  plain {plain:.4f}  {apart}")
     console.print(
         f"difference {result['difference']:+.5f} (largest {result['largest_difference']:.5f}), noise of seeds "
@@ -277,8 +281,8 @@ def main() -> None:
     if options.quick:
         options.steps, options.seeds, options.steps_a_block = 100, 2, 5
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="plain-gpt-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="plain-gpt-") as path:
+        folder = Path(path)
         store = dist.FileStore(str(folder / "store"), 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=300))
         runs = []

@@ -14,7 +14,6 @@ between the two in one process, so that other load affects both; their order alt
 | CPU ratio | the same for the CPU time of the process, all threads; least affected by other load |
 | record | time to write one record: append, span (two stores), step (two stores, CPU time, memory) |
 | collective | time added to one all_reduce of 4 numbers in a group of one rank, without noise from peers |
-
 | records | records written per step, by table |
 
 Costs of single calls are the 10th percentile of many repeats, which is their undisturbed time.

@@ -145,12 +145,12 @@ def _runs_in_turns(what: str, folder: str, pairs: int) -> list[float]:
     ratios = []
     with _endpoint(what) as url:
         more = ["trackers.to=['tensorboard', 'wandb']"] if what == "trackers" else []
-        given = {"WANDB_MODE": "offline"} if what == "trackers" else {"OTEL_EXPORTER_OTLP_ENDPOINT": url}
+        environment = {"WANDB_MODE": "offline"} if what == "trackers" else {"OTEL_EXPORTER_OTLP_ENDPOINT": url}
         for pair in range(pairs):
             took = {}
             for is_on in (pair % 2 == 0, pair % 2 == 1):
                 runs = Path(folder) / f"{pair}-{is_on}"
-                if _launch(runs, 150, *(more if is_on else []), **(given if is_on else {})).wait(300):
+                if _launch(runs, 150, *(more if is_on else []), **(environment if is_on else {})).wait(300):
                     raise SystemExit("a run failed")
                 with Store.open(RunDir.open(runs / "latest")) as store:
                     ((took[is_on],),) = store.rows("SELECT median(duration_ns) FROM steps WHERE step > 20")
@@ -162,7 +162,7 @@ def _runs_in_turns(what: str, folder: str, pairs: int) -> list[float]:
 def _endpoint(what: str) -> Iterator[str]:
     """An address that refuses connections, or one that answers late."""
 
-    class Late(BaseHTTPRequestHandler):
+    class SlowHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             time.sleep(SLOW_S)
@@ -172,7 +172,7 @@ def _endpoint(what: str) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Late)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SlowHandler)
     server.daemon_threads = True
     url = f"http://127.0.0.1:{server.server_port}"
     if what == "slow":

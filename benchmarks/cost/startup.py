@@ -56,7 +56,7 @@ def start(job: str) -> Start:
     return found
 
 
-def _start(job: str, into: Connection) -> None:
+def _start(job: str, results: Connection) -> None:
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
@@ -79,12 +79,12 @@ def _start(job: str, into: Connection) -> None:
     training.fill_weights()
     ended = time.monotonic()
     parameters = [parameter for _, parameter in training.named_parameters()]
-    own = sum((one.to_local() if isinstance(one, DTensor) else one).numel() for one in parameters)
-    into.send(
+    num_local = sum((one.to_local() if isinstance(one, DTensor) else one).numel() for one in parameters)
+    results.send(
         Start(
             job=job,
             parameters=sum(one.numel() for one in parameters),
-            own_parameters=own,
+            own_parameters=num_local,
             shapes_s=built - began,
             weights_s=ended - built,
             memory_bytes=1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before),

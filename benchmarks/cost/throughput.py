@@ -69,10 +69,10 @@ RESAMPLES = 4000
 
 
 def configuration(kind: str, options: argparse.Namespace) -> Config:
-    heads = {"dim": options.dim, "num_layers": options.layers, "num_heads": options.heads}
+    model = {"dim": options.dim, "num_layers": options.layers, "num_heads": options.heads}
     return Config.model_validate(
         {
-            "model": {**heads, "vocab_size": options.vocab},
+            "model": {**model, "vocab_size": options.vocab},
             "data": {"seq_len": options.seq_len, "validation_ratio": 0.0},
             "parallel": {"dp_replicate": -1, "dp_shard": 1} if kind == "ddp" else {"dp_shard": -1},
             "train": {

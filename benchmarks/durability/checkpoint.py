@@ -12,8 +12,8 @@ changes from block to block within one run, so that other load affects all ways:
    separately, since a save uses the memory tier's copy if there is one of its step. The kernel's counters of the
    training thread divide the stall: computing, waiting for a core (used by other ranks or programs), or blocked (by the
    GIL, which the writing thread held, or by the disk).
-2. cost: blocks of 50 steps with one background save, one synchronous save, or none. The ratio compares the means of
-   adjacent blocks, with a 95 % interval from resampling.
+2. cost: blocks of 50 steps with one background save, one synchronous save, or none. The ratio compares the medians of
+   the blocks' mean step times, with a 95 % interval from resampling the blocks.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             taken[way].append(loop.run(COST_INTERVAL))
     if rank == 0:
         model = num_parameters(config.model)
-        spent = {way: [loop.spent[step] for step, own in way_of_step.items() if own == way] for way in WAYS}
+        spent = {way: [loop.spent[step] for step, used in way_of_step.items() if used == way] for way in WAYS}
         result = {"stall_ms": found, "spent_ms": spent, "step_s": taken, "num_parameters": model, "bytes": _bytes(run)}
         Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()
@@ -192,7 +192,7 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def longest(spent: list[list[float]]) -> dict[str, list[float]]:
-    """The saves at the 99th percentile and the median of the stalls, each as [wall, computed, waited for a core]."""
+    """The longest stall and the median one, each as [wall, computed, waited for a core]."""
     ordered = sorted(spent)
     return {"longest": ordered[-1], "median": ordered[len(ordered) // 2]} if ordered else {}
 

@@ -7,9 +7,8 @@ identically.
 A tiny run saves as often as possible. Each attempt is killed at a random moment during a save; of two ranks, a random
 one is killed first and the other a moment later, as by a launcher. After each kill:
 
-1. the next attempt must begin right after the newest checkpoint folder with its final name, which was therefore
-   complete,
-2. no checkpoint may have been condemned: no folder with its final name may be incomplete,
+1. the next attempt must continue from the newest checkpoint that had been renamed to its final name,
+2. no checkpoint may be condemned: a renamed folder must be complete,
 3. every recorded loss must be bitwise identical to that of an undisturbed run.
 
 The stage of the save that a kill hit is inferred from the remaining events and files. Exit code 1 if anything was
@@ -62,7 +61,7 @@ class Outcome:
     @property
     def kills_inside(self) -> int:
         """Kills between the beginning of a save and its verification."""
-        return sum(count for place, count in self.hits.items() if place != "between saves")
+        return sum(count for stage, count in self.hits.items() if stage != "between saves")
 
 
 def run_rank(folder: Path, rank: int, world_size: int, attempt: int, steps: int, interval: int) -> None:
@@ -125,7 +124,7 @@ class Killer:
 
     def kill_once(self) -> None:
         """Run one attempt from its start to its kill, and check the remaining files."""
-        reached = self.newest()
+        newest_step = self.newest()
         ranks = self.start(self.folder, self.attempt, SECTIONS["train"]["steps"], 1)
         try:
             before_s = self._wait_for_a_save(ranks, self.moments.choice((2, 3)))
@@ -138,7 +137,7 @@ class Killer:
                 os.kill(rank.pid, signal.SIGKILL)
             for rank in ranks:
                 rank.join(DEADLINE_S)
-        self._inspect(reached)
+        self._inspect(newest_step)
         self.attempt += 1
 
     def newest(self) -> int:
@@ -181,26 +180,28 @@ class Killer:
         events, _, _ = read_events(RunDir(self.folder).rank_dir(self.attempt, 0) / "events.jsonl")
         return [event for event in events if event["kind"] == "checkpoint" and event["tier"] == "disk"]
 
-    def _inspect(self, reached: int) -> None:
+    def _inspect(self, newest_step: int) -> None:
         from probes.tape.rundir import RunDir
 
         outcome, events = self.outcome, self._disk_events()
         outcome.hits[
-            self._place([event for event in events if event["state"] in ("writing", "complete", "verified")])
+            self._stage_hit([event for event in events if event["state"] in ("writing", "complete", "verified")])
         ] += 1
         for event in events:
             if event["state"] in ("condemned", "failed"):
                 outcome.problems.append(f"attempt {self.attempt}: {event['step']} {event['state']}: {event['reason']}")
         losses = _losses(self.folder, self.attempt)
-        if not losses or min(losses) != reached + 1:
-            outcome.problems.append(f"attempt {self.attempt}: began at {min(losses, default=None)}, not {reached + 1}")
+        if not losses or min(losses) != newest_step + 1:
+            outcome.problems.append(
+                f"attempt {self.attempt}: began at {min(losses, default=None)}, not {newest_step + 1}"
+            )
         for step, loss in losses.items():
             if self.losses.setdefault(step, loss) != loss:
                 outcome.problems.append(f"step {step}: loss {loss!r}, was {self.losses[step]!r}")
         outcome.last_step = max([outcome.last_step, *losses])
         shutil.rmtree(RunDir(self.folder).tapes, ignore_errors=True)
 
-    def _place(self, events: list[dict[str, Any]]) -> str:
+    def _stage_hit(self, events: list[dict[str, Any]]) -> str:
         if not events or events[-1]["state"] == "verified":
             return "between saves"
         if events[-1]["state"] == "complete":
@@ -253,8 +254,8 @@ def main(arguments: list[str] | None = None) -> int:
             outcome = kill_inside_saves(Path(name), kills=share, world_size=world_size, seed=options.seed)
         outcomes.append(outcome)
         print(f"{world_size} ranks: {outcome.kills_inside} kills inside a save, {time.monotonic() - start:.0f} s")
-        for place, count in outcome.hits.most_common():
-            print(f"  {count:4d}  {place}")
+        for stage, count in outcome.hits.most_common():
+            print(f"  {count:4d}  {stage}")
         print(f"  {outcome.compared_losses} losses compared over {outcome.last_step} steps")
         for problem in outcome.problems:
             print(f"  WRONG: {problem}")

@@ -47,7 +47,7 @@ SETTINGS = (
     "checkpoint.memory_survives=false", "parallel.dp_replicate=2", "parallel.dp_shard=1",
 )  # fmt: skip
 HARMS = ("flip", "flip", "blank", "cut", "remove", "append", "move")
-WHOLE_EVERY = 20
+ANALYZE_EVERY = 20
 LEDGERS = ("ledger.json", "ledger-copy.json")
 
 
@@ -56,7 +56,7 @@ class Content:
     """Content of a run as a reader gets it: rows by table or checkpoints, and the reported problems."""
 
     values: Any
-    named: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
 
 
 def train(folder: Path) -> RunDir:
@@ -79,8 +79,8 @@ def records(run: RunDir, *, judged: bool = False) -> Content:
             else:
                 store = opened.enter_context(Store.open(run, include_newest=True))
                 problems = file_problems(store)
-            named = tuple(f"{found['path']} {found['problem']}" for found in problems)
-            return Content({"rows": _rows(store), "manifest": run.manifest()}, named)
+            reported = tuple(f"{found['path']} {found['problem']}" for found in problems)
+            return Content({"rows": _rows(store), "manifest": run.manifest()}, reported)
     except (StoreError, RunError) as error:
         return Content(None, (str(error),))
 
@@ -93,17 +93,17 @@ def _rows(store: Store) -> dict[str, Any]:
 
 def checkpoints(run: RunDir) -> Content:
     """Read the parts of a run that `--resume` reads."""
-    named, found = [], {}
+    reported, found = [], {}
     ledger, problem = Ledger.load(run.checkpoints / LEDGERS[0])
-    named += [problem] if problem else []
+    reported += [problem] if problem else []
     for folder in sorted(run.checkpoints.glob("step-*")):
         try:
             manifest = read_manifest(folder)
             verify_files(folder, manifest, manifest["files"])
             found[folder.name] = manifest
         except CheckpointError as error:
-            named.append(str(error))
-    return Content({"ledger": ledger.to_json(), "checkpoints": found}, tuple(named))
+            reported.append(str(error))
+    return Content({"ledger": ledger.to_json(), "checkpoints": found}, tuple(reported))
 
 
 def kinds_of_files(run: RunDir) -> dict[str, list[Path]]:
@@ -152,22 +152,22 @@ def damage(path: Path, harm: str, dice: random.Random) -> None:
 
 
 def judge(references: dict[str, Content], copy: RunDir, path: Path) -> str:
-    """Return `named`, `no effect`, or a description of the damage that was not reported."""
-    of_checkpoints = copy.checkpoints in path.parents
-    read: Callable[[RunDir], Content] = checkpoints if of_checkpoints else records
-    reference = references["checkpoints" if of_checkpoints else "records"]
+    """Return `reported`, `no effect`, or a description of the damage that was not reported."""
+    is_checkpoint = copy.checkpoints in path.parents
+    read: Callable[[RunDir], Content] = checkpoints if is_checkpoint else records
+    reference = references["checkpoints" if is_checkpoint else "records"]
     content = read(copy)
-    if content.named:
-        return "named"
+    if content.reported:
+        return "reported"
     if content.values != reference.values:
         return f"other content: {_differences(reference.values, content.values)}"
-    if of_checkpoints or path in copy.stores():
+    if is_checkpoint or path in copy.stores():
         return "no effect"
     for store in copy.stores():
         store.unlink()
     content = read(copy)
-    if content.named:
-        return "named"
+    if content.reported:
+        return "reported"
     return "no effect" if content.values == reference.values else "other content of a rebuilt store"
 
 
@@ -185,27 +185,27 @@ def copied(whole: RunDir, to: Path, damaged: Path) -> tuple[RunDir, Path]:
     copy = RunDir(to)
     shutil.copytree(whole.path, copy.path, copy_function=os.link, symlinks=True)
     path = copy.path / damaged.relative_to(whole.path)
-    for own in {path, *copy.stores(), *copy.event_files()}:
-        if own.exists():
-            original = whole.path / own.relative_to(copy.path)
-            own.unlink()
-            shutil.copy2(original, own)
+    for writable in {path, *copy.stores(), *copy.event_files()}:
+        if writable.exists():
+            original = whole.path / writable.relative_to(copy.path)
+            writable.unlink()
+            shutil.copy2(original, writable)
     return copy, path
 
 
 def main() -> None:
-    """Print a row per kind of file; return 1 if a damage was not reported."""
+    """Print a row per kind of file; exit with code 1 if a damage was not reported."""
     parser = argument_parser(__doc__)
     parser.add_argument("--damages", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    dice, results, unnamed = random.Random(options.seed), Counter[tuple[str, str]](), 0
+    dice, results, unreported = random.Random(options.seed), Counter[tuple[str, str]](), 0
     with tempfile.TemporaryDirectory() as name:
         whole = train(Path(name))
         references = {"records": records(whole), "checkpoints": checkpoints(whole)}
         for reference in references.values():
-            if reference.named:
-                raise SystemExit(f"the undamaged run has problems: {'; '.join(reference.named)}")
+            if reference.reported:
+                raise SystemExit(f"the undamaged run has problems: {'; '.join(reference.reported)}")
         files = kinds_of_files(whole)
         for number in range(options.damages):
             kind = list(files)[number % len(files)]
@@ -214,27 +214,27 @@ def main() -> None:
             damage(path, harm, dice)
             is_same = path.exists() and path.read_bytes() == chosen.read_bytes()
             result = "no effect" if is_same else judge(references, copy, path)
-            if number % WHOLE_EVERY == 0 and copy.checkpoints not in path.parents:
+            if number % ANALYZE_EVERY == 0 and copy.checkpoints not in path.parents:
                 brief, judged = records(copy), records(copy, judged=True)
                 if path in copy.stores():  # damage that only a query finds: the store is set aside, rebuilt and listed
-                    is_listed = not brief.named or any(path.name in text for text in judged.named)
+                    is_listed = not brief.reported or any(path.name in text for text in judged.reported)
                 else:
-                    is_listed = set(brief.named) == set(judged.named)
+                    is_listed = set(brief.reported) == set(judged.reported)
                 if not is_listed:
-                    result = f"analyze lists {judged.named} instead of {brief.named}"
-            if result not in ("named", "no effect"):
-                unnamed += 1
+                    result = f"analyze lists {judged.reported} instead of {brief.reported}"
+            if result not in ("reported", "no effect"):
+                unreported += 1
                 print(f"#{number} {harm} {path.relative_to(copy.path)}: {result}", flush=True)
-                result = "UNNAMED"
+                result = "UNREPORTED"
             results[kind, result] += 1
             if number % 50 == 49:
-                print(f"{number + 1} damages, {unnamed} unnamed", flush=True)
+                print(f"{number + 1} damages, {unreported} unreported", flush=True)
             shutil.rmtree(copy.path)
     for kind in files:
-        counts = {result: results[kind, result] for result in ("named", "no effect", "UNNAMED")}
+        counts = {result: results[kind, result] for result in ("reported", "no effect", "UNREPORTED")}
         print(f"{kind:12} {json.dumps(counts)}")
-    print(f"{options.damages} damages, seed {options.seed}: {unnamed} unnamed; load {os.getloadavg()[0]:.1f}")
-    sys.exit(unnamed > 0)
+    print(f"{options.damages} damages, seed {options.seed}: {unreported} unreported; load {os.getloadavg()[0]:.1f}")
+    sys.exit(unreported > 0)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ the machine sends:
 
 - to the launcher's store: digests, verdicts, clocks and leaders with another key, another session, replayed, truncated,
   with a flipped bit, of 7 MB (torch accepts up to 8); and bytes that are not a request to torch's store;
-- to `/metrics` and the dashboard: requests that are truncated, have 1 MB, never end, are slow, or have a foreign Host
+- to `/metrics` and the dashboard: requests that are truncated, 1 MB long, never end, are slow, or have a foreign Host
   or Origin;
 - to the folder of a node: unreadable profiling requests.
 
 Afterwards the job must still train in the same attempt, both watches, the metrics and the pages must answer, no rank
-may have been killed or profiled, and no process may have grown by MOST_GROWTH or more. Exit code 1 otherwise.
+may have been killed or profiled, and no process may have grown by MAX_GROWTH_BYTES or more. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from tests.waiting import wait_for
 from watch.digests.link import ALL, LEADER_KEY, PERIOD_S, digest_key, verdict_key
 from watch.digests.signed_messages import NO_SESSION, Signer
 
-MOST_GROWTH = 64 << 20
-"""Bytes by which a process may grow during training, including caches."""
+MAX_GROWTH_BYTES = 64 << 20
+"""Allowed growth of a process during training, including caches."""
 KEYS = (digest_key(1), verdict_key(1), LEADER_KEY, "rankscope/clock/1")
 _KILL = b'{"attempt": 0, "ranks": [0, 1], "summary": "forged"}'
 
@@ -145,18 +145,18 @@ def _raw(port: int, dice: random.Random, sent: Counter[str]) -> None:
 
 
 def _http(port: int, name: str, dice: random.Random, sent: Counter[str]) -> None:
-    own = f"127.0.0.1:{port}".encode()
+    host = f"127.0.0.1:{port}".encode()
     for request in (
         b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: " + own + b"\r\nOrigin: http://evil.example\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: " + host + b"\r\nOrigin: http://evil.example\r\n\r\n",
         b"GET /_stcore/stream HTTP/1.1\r\nHost: "
-        + own
+        + host
         + b"\r\nOrigin: http://127.0.0.1:1\r\nUpgrade: websocket\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: " + own,
+        b"GET / HTTP/1.1\r\nHost: " + host,
         b"GET /" + b"a" * (1 << 20),
         b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 100_000,
-        b"POST / HTTP/1.1\r\nHost: " + own + b"\r\nContent-Length: 99999999999\r\n\r\nx",
-        b"GET /../../../../etc/passwd HTTP/1.1\r\nHost: " + own + b"\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: " + host + b"\r\nContent-Length: 99999999999\r\n\r\nx",
+        b"GET /../../../../etc/passwd HTTP/1.1\r\nHost: " + host + b"\r\n\r\n",
         b"\x16\x03\x01" + dice.randbytes(60),
         dice.randbytes(5000),
     ) * 2:
@@ -203,7 +203,7 @@ def _problems(first: LaunchedRun, second: LaunchedRun, metrics: int, pages: str,
     after = _memory(first)
     found += [f"{name} is gone" for name in before if name not in after]
     for name, size in after.items():
-        if size - before.get(name, size) > MOST_GROWTH:
+        if size - before.get(name, size) > MAX_GROWTH_BYTES:
             found.append(f"{name} grew by {(size - before[name]) >> 20} MiB")
     return found
 

@@ -45,7 +45,7 @@ from store.database import StoreError, connect_attached
 from trainer.launcher.processes.prefork import PreforkServer, StartedCommand
 
 SYNC_S = 2.0
-SYNC_TAKES_S = 1.0
+MAX_SYNC_S = 1.0
 """Maximum seconds of a sync on this disk under load."""
 SETTINGS = (
     "run.name=cuts", "model.dim=32", "model.num_layers=2", "model.num_heads=4", "model.num_kv_heads=4",
@@ -56,7 +56,7 @@ CUTS_A_RUN = 5
 STEPS_BEFORE = 15
 LONGEST_S = 8.0
 LAUNCH_NS = 10 * 10**9
-"""Maximum seconds between the start of a launch's `watch` and of its attempt."""
+"""Maximum time between the start of a launch's `watch` and of its attempt."""
 DEADLINE_S = 120.0
 Record = tuple[str, int]
 """Segment and record number, or events file and line number."""
@@ -103,7 +103,7 @@ def written(run: RunDir) -> Written:
 
 
 def _started(node: Path) -> list[dict[str, Any]]:
-    """Process id of the last launch's `watch` once it has started."""
+    """The `watch_started` events of the last launch."""
     events = read_events(node / "events.jsonl")[0]
     launched_ns = max((event["mono_ns"] for event in events if event["kind"] == "attempt_started"), default=0)
     return [e for e in events if e["kind"] == "watch_started" and e["mono_ns"] > launched_ns - LAUNCH_NS]
@@ -118,18 +118,18 @@ def _records(path: Path, name: str, step_ends_ns: dict[int, int]) -> dict[Record
     except (TapeError, OSError):
         return {}
     whole = segment.records["state"] == COMPLETE
-    records, places = segment.records[whole], segment.indices[whole].tolist()
+    records, numbers = segment.records[whole], segment.indices[whole].tolist()
     fields, table = records.dtype.names or (), segment.header.table
     times = [column.name for column in table.columns if column.is_time and column.name in fields]
     if not times:
         ends = [step_ends_ns.get(step, time.monotonic_ns()) for step in records["step"].tolist()]
-        return {(name, place): ns for place, ns in zip(places, ends, strict=True)}
+        return {(name, place): ns for place, ns in zip(numbers, ends, strict=True)}
     finished = np.max([records[column] for column in times], axis=0)
     if "duration_ns" in fields:
         finished = finished + np.maximum(records["duration_ns"], 0)
     if table.name == "steps":
         step_ends_ns |= dict(zip(records["step"].tolist(), finished.tolist(), strict=True))
-    return {(name, place): ns for place, ns in zip(places, finished.tolist(), strict=True)}
+    return {(name, place): ns for place, ns in zip(numbers, finished.tolist(), strict=True)}
 
 
 def stored_rows(path: Path) -> dict[str, int]:
@@ -228,19 +228,24 @@ def _check(run: RunDir, before: Written, outcome: Outcome, server: PreforkServer
     outcome.watched_s = before.watched_s
     outcome.written, outcome.lost = len(before.finished_ns), len(lost)
     outcome.oldest_lost_s = max([(before.now_ns - ns) / 1e9 for ns in lost.values()], default=0.0)
-    if outcome.oldest_lost_s > SYNC_S + SYNC_TAKES_S < before.watched_s:
+    window_s = SYNC_S + MAX_SYNC_S
+    if outcome.oldest_lost_s > window_s and before.watched_s > window_s:  # a younger `watch` may not have synced yet
         oldest = min(lost, key=lost.__getitem__)
         outcome.problems.append(f"{oldest} was {outcome.oldest_lost_s:.1f} s old and is lost")
-    had = stored_rows(run.store())
-    outcome.stored = sum(had.values())
-    outcome.problems += _unnamed(run, after, lost, server)
+    rows_before = stored_rows(run.store())
+    outcome.stored = sum(rows_before.values())
+    outcome.problems += _unreported(run, after, lost, server)
     outcome.problems += _not_stored(run)
     with tempfile.TemporaryDirectory() as folder:  # a copy, since the run continues with the store as the cut left it
         copy = RunDir.open(Path(shutil.copytree(run.path, Path(folder) / run.path.name, symlinks=True)))
         code, text = _command(server, "rebuild", str(copy.path))
-        has = stored_rows(copy.store())
+        rows_after = stored_rows(copy.store())
     outcome.refused = code != 0
-    fewer = {table: (rows, has.get(table, 0)) for table, rows in had.items() if has.get(table, 0) < rows}
+    fewer = {
+        table: (rows, rows_after.get(table, 0))
+        for table, rows in rows_before.items()
+        if rows_after.get(table, 0) < rows
+    }
     if fewer:
         outcome.problems.append(f"rebuild lost rows: {fewer}")
     if code and "no longer have" not in text:
@@ -259,11 +264,12 @@ def _not_stored(run: RunDir) -> Iterator[str]:
             yield f"{len(missing)} events of {folder.relative_to(run.path)} are not in the store: {missing[0]}"
     for attempt, rank, folder in run.rank_dirs():
         number = sum(len(_records(path, "", {})) for path in folder.glob("steps.*.tape"))
-        if steps.get(attempt * 1000 + rank, 0) < number:
-            yield f"rank {rank} of attempt {attempt}: {number} steps on its tape, {steps} in the store"
+        stored = steps.get(attempt * 1000 + rank, 0)
+        if stored < number:
+            yield f"rank {rank} of attempt {attempt}: {number} steps on its tape, {stored} in the store"
 
 
-def _unnamed(run: RunDir, after: Written, lost: dict[Record, int], server: PreforkServer) -> Iterator[str]:
+def _unreported(run: RunDir, after: Written, lost: dict[Record, int], server: PreforkServer) -> Iterator[str]:
     """Losses that `analyze` does not report."""
     code, text = _command(server, "analyze", str(run.path), "--format", "json")
     if "{" not in text:
@@ -289,7 +295,7 @@ def _command(server: PreforkServer, *arguments: str) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Print a line per cut and the totals; return 1 if a condition failed."""
+    """Print a line per cut and the totals; exit with code 1 if a condition failed."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--cuts", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)

@@ -45,7 +45,7 @@ WITHIN_S = 1.0
 """The first verdict is requested at a random moment within this time after the end."""
 BETWEEN_S = 0.4
 FINAL_S = 90.0
-"""Verdicts are requested for this long, or until two consecutive ones after the last process's exit are equal."""
+"""Verdicts are requested for this long, or until two have been given after the last process ended."""
 STILL_READING = "Still reading"
 SCRIPT = """
 import os, sys, time
@@ -238,12 +238,12 @@ def _print(tries: Sequence[Try], console: Console) -> None:
     for title in ("ending", "tries", "right", "first answer still reading", "seconds to the right answer, slowest"):
         table.add_column(title)
     for name in dict.fromkeys(one.ending for one in tries):
-        own = [one for one in tries if one.ending == name]
-        reading = sum(one.answers[0][1].startswith(STILL_READING) for one in own if one.answers)
+        chosen = [one for one in tries if one.ending == name]
+        reading = sum(one.answers[0][1].startswith(STILL_READING) for one in chosen if one.answers)
         slowest = max(
-            (next((when for when, text in one.answers if text.startswith("right")), 0.0) for one in own), default=0.0
+            (next((when for when, text in one.answers if text.startswith("right")), 0.0) for one in chosen), default=0.0
         )
-        table.add_row(name, str(len(own)), str(sum(one.is_right for one in own)), str(reading), f"{slowest:.1f}")
+        table.add_row(name, str(len(chosen)), str(sum(one.is_right for one in chosen)), str(reading), f"{slowest:.1f}")
     console.print(table)
     for one in tries:
         for problem in one.problems:
@@ -264,9 +264,9 @@ def main() -> int:
             one = attempt(names[number % len(names)], Path(folder), moments.uniform(0.0, WITHIN_S))
         tries.append(one)
         first = one.answers[0] if one.answers else (0.0, "no answer")
-        words = "right" if one.is_right else "WRONG"
+        mark = "right" if one.is_right else "WRONG"
         console.print(
-            f"{number + 1}/{options.tries} {one.ending}: {words}, {first[0]} s: {first[1]}",
+            f"{number + 1}/{options.tries} {one.ending}: {mark}, {first[0]} s: {first[1]}",
             markup=False,
             highlight=False,
         )

@@ -208,7 +208,8 @@ def _send(name: str, terminal: _Terminal, mark: str, result: Result) -> None:
         if result.verdict_s is None and _VERDICT.search(terminal.text[before:]):
             result.verdict_s = elapsed_s
         if second_s is not None and elapsed_s > second_s:
-            second_s = os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, signal.SIGINT)
+            second_s = None
         if elapsed_s > KILL_AFTER_S:
             break
         time.sleep(0.01)
@@ -216,13 +217,13 @@ def _send(name: str, terminal: _Terminal, mark: str, result: Result) -> None:
     if result.verdict_s is None and _VERDICT.search(terminal.text[before:]):
         result.verdict_s = result.end_s
     result.code = process.poll()
-    limit_s = time.monotonic() + LEFT_AFTER_S
-    while (left := _marked(mark)) and time.monotonic() < limit_s:
+    deadline = time.monotonic() + LEFT_AFTER_S
+    while (left := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     result.left = len(left)
     text = terminal.text[before:]
     if result.end_s > END_S:
-        result.problem = f"not over after {END_S:.0f} s"
+        result.problem = f"did not end within {END_S:.0f} s"
     elif left:
         result.problem = f"{len(left)} processes left"
     elif b"Over: " in text or (b"Traceback" in text and result.command != "run"):  # the script itself may print one
@@ -258,8 +259,8 @@ def summary(results: Sequence[Result]) -> str:
     names = list(dict.fromkeys(result.signal for result in results))
     lines = [f"| command, state | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for command, state in dict.fromkeys((result.command, result.state) for result in results):
-        of_row = [result for result in results if (result.command, result.state) == (command, state)]
-        cells = [_cell([result for result in of_row if result.signal == name]) for name in names]
+        row = [result for result in results if (result.command, result.state) == (command, state)]
+        cells = [_cell([result for result in row if result.signal == name]) for name in names]
         lines.append(f"| {command}, {state} | {' | '.join(cells)} |")
     hung = [result.verdict_s for result in results if result.state in HANGS and result.verdict_s is not None]
     ends = [result.end_s for result in results if result.end_s is not None]

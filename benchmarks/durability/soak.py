@@ -136,8 +136,8 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
     usual_ns = int(np.median([wall_ns - mono_ns for wall_ns, mono_ns in begun_ns.items()] or [0]))
     mono_ns = [begun_ns.get(start_ns, start_ns - usual_ns) for start_ns in steps["start_ns"].tolist()]
     steps = in_execution_order({**steps, "mono_ns": np.asarray(mono_ns)})
-    lasting = {int(step): place for place, step in enumerate(steps["step"])}  # the last execution of each step
-    order = [lasting[step] for step in sorted(lasting)]
+    final = {int(step): index for index, step in enumerate(steps["step"])}  # the last execution of each step
+    order = [final[step] for step in sorted(final)]
     ends = (steps["mono_ns"] + steps["duration_ns"]) / 1e9
     gaps = np.diff(ends)
     loss = np.asarray(steps["loss"], dtype=np.float64)[order]

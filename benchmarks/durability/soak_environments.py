@@ -55,7 +55,7 @@ class BadEnvironments:
 
     def start(self, every_s: float) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._go, args=(every_s,), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(every_s,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -64,15 +64,15 @@ class BadEnvironments:
         if self._thread is not None:
             self._thread.join(2 * LASTS_S)
 
-    def _go(self, every_s: float) -> None:
+    def _run(self, every_s: float) -> None:
         left: list[str] = []
         while not self._ended.wait(every_s * self._dice.uniform(0.6, 1.4)):
             left = left or self._dice.sample(NAMES, len(NAMES))
             with contextlib.suppress(OSError, RunError, IndexError):  # between two attempts, or two watches
-                self._one(left[-1])
+                self._disturb(left[-1])
                 left.pop()
 
-    def _one(self, name: str) -> None:
+    def _disturb(self, name: str) -> None:
         flag = self.stage.folder / "kill_watch"
         begin_s = time.monotonic()
         try:

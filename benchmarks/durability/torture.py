@@ -199,8 +199,8 @@ class Cell:
 def torture(stage: Stage, environment: Environment, fault: signal.Signals) -> Cell:
     """Run one cell. Raises Failed."""
     cell = Cell()
-    own = [text.replace("{built}", str(stage.control.parent)) for text in environment.settings]
-    settings = (*SETTINGS, *own, f"run.dir={stage.runs}")
+    extra = [text.replace("{built}", str(stage.control.parent)) for text in environment.settings]
+    settings = (*SETTINGS, *extra, f"run.dir={stage.runs}")
     stage.launch(*(part for text in settings for part in ("--set", text)))
     _wait(stage, lambda: len(stage.steps(0)) > STEPS_BEFORE and _is_saved(stage) and _is_watched(stage), TWENTY)
     environment.apply(stage)
@@ -211,19 +211,19 @@ def torture(stage: Stage, environment: Environment, fault: signal.Signals) -> Ce
     if environment.needs_disk:  # the ranks train without recording, which only shows once there is space again
         _wait(stage, lambda: stage.attempt() > 0 or _has_ended(stage), "next attempt")
         relieve(stage)
-    if not _continues(stage, 0, may_end=environment.may_end):
+    if not _continues(stage, may_end=environment.may_end):
         cell.how = "exit 75, then --resume"
         relieve(stage)
         _check_end(stage)
         stage.launch("--resume", str(stage.runs / "latest"))
-        _continues(stage, 0, may_end=False)
+        _continues(stage, may_end=False)
     else:
         cell.how = "restarted"
     cell.seconds = time.monotonic() - begin
     relieve(stage)
     assert stage.process is not None
     stage.process.terminate()
-    _wait(stage, lambda: stage.process is not None and stage.process.poll() is not None, "the end of the run")
+    _wait(stage, lambda: _has_ended(stage), "the end of the run")
     cell.problems += _problems(stage, fault)
     return cell
 
@@ -250,9 +250,8 @@ def _problems(stage: Stage, fault: signal.Signals) -> list[str]:
     if first and first[0] <= 1:
         found.append("training began at step 1 again")
     kind = "rank_lost" if fault is signal.SIGKILL else "hang"
-    fired = [
-        e for e in stage.events("finding") if e["status"] == "fired" and e["attempt"] == 0
-    ]  # later: due to the disk
+    # Findings of later attempts may be due to the disk.
+    fired = [e for e in stage.events("finding") if e["status"] == "fired" and e["attempt"] == 0]
     wrong = {tuple(e["finding_ranks"]) for e in fired if e["finding_kind"] in ("hang", "rank_lost")} - {(VICTIM,), ()}
     if wrong:
         found.append(f"blamed ranks {sorted(wrong)}")
@@ -267,15 +266,14 @@ def _has_ended(stage: Stage) -> bool:
     return stage.process is not None and stage.process.poll() is not None
 
 
-def _continues(stage: Stage, attempt: int, *, may_end: bool) -> bool:
-    """Wait for steps of a later attempt; False if the launcher ended instead."""
+def _continues(stage: Stage, *, may_end: bool) -> bool:
+    """Wait for steps of an attempt after the first; False if the launcher ended instead."""
     ended = False
 
     def done() -> bool:
         nonlocal ended
-        assert stage.process is not None
-        ended = stage.process.poll() is not None
-        return ended or (stage.attempt() > attempt and len(stage.steps(stage.attempt())) > 3)
+        ended = _has_ended(stage)
+        return ended or (stage.attempt() > 0 and len(stage.steps(stage.attempt())) > 3)
 
     _wait(stage, done, "steps of the next attempt")
     if ended and not may_end:
@@ -297,7 +295,7 @@ def _wait(stage: Stage, done: Callable[[], bool], what: str, *, goes_on: bool = 
         with contextlib.suppress(OSError, RunError):
             if done():
                 return
-        if goes_on and (stage.attempt() > 0 or (stage.process and stage.process.poll() is not None)):
+        if goes_on and (stage.attempt() > 0 or _has_ended(stage)):
             raise Failed("the environment alone ended the ranks")
         if what == TWENTY and _has_ended(stage):
             raise Failed(f"the run did not begin: {' | '.join(stage.output().splitlines()[-3:])}")
@@ -307,6 +305,7 @@ def _wait(stage: Stage, done: Callable[[], bool], what: str, *, goes_on: bool = 
 
 
 def relieve(stage: Stage) -> None:
+    """End the bad environment."""
     stage.set()
     if stage.disk is not None:
         (stage.disk.path / "ballast").unlink(missing_ok=True)

@@ -142,5 +142,5 @@ def run_script(
             words, env=environment, cwd=folder, capture_output=True, text=True, timeout=limit_s, check=False
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Script(code=-1, output=f"not over after {limit_s:.0f} s", run_dir=folder / "run")
+        return Script(code=-1, output=f"did not end within {limit_s:.0f} s", run_dir=folder / "run")
     return Script(code=done.returncode, output=done.stdout + done.stderr, run_dir=folder / "run")

@@ -114,7 +114,7 @@ def _alternating(place: Place) -> Result:
         return failed(done.stderr.strip()[-160:] or "no message")
     row = json.loads(file.read_text())["loops"][0]
     ratio = 1 / row["ratio"] if row.get("ratio") else float("nan")
-    text = f"a step takes {ratio:.3f} of a bare one; {row.get('ours_tokens_per_s', 0):.0f} tokens/s"
+    text = f"a step takes {ratio:.3f}x as long as a bare one; {row.get('ours_tokens_per_s', 0):.0f} tokens/s"
     mfu = row.get("ours_mfu_ratio")
     text += f", MFU {100 * mfu:.1f} %" if mfu else ""
     if not place.has_gpu:

@@ -95,17 +95,17 @@ dist.destroy_process_group()
 """
 
 
-def _script(place: Place, *, name: str, body: str, needs_gpu: bool = False, least: int = 1) -> Result:
+def _script(place: Place, *, name: str, body: str, needs_gpu: bool = False, min_ranks: int = 1) -> Result:
     if needs_gpu and not place.has_gpu:
         return not_here("needs a GPU")
-    if place.num_ranks < least:
-        return not_here(f"needs {least} GPUs")
+    if place.num_ranks < min_ranks:
+        return not_here(f"needs {min_ranks} GPUs")
     done = run_script(place, name, body)
     return passed(f"{place.num_ranks} ranks") if not done.code else failed(done.last_line)
 
 
-def _check(title: str, name: str, body: str, *, needs_gpu: bool = False, least: int = 1) -> Check:
-    run: Callable[[Place], Result] = partial(_script, name=name, body=body, needs_gpu=needs_gpu, least=least)
+def _check(title: str, name: str, body: str, *, needs_gpu: bool = False, min_ranks: int = 1) -> Check:
+    run: Callable[[Place], Result] = partial(_script, name=name, body=body, needs_gpu=needs_gpu, min_ranks=min_ranks)
     return Check(name=title, run=run)
 
 
@@ -114,6 +114,6 @@ CHECKS = (
     _check("batched sends and receives", "batched", _BATCHED),
     _check("groups after detach", "detached", _DETACHED),
     _check("CUDA graph of a whole step", "graph", _GRAPH, needs_gpu=True),
-    _check("symmetric memory", "symmetric", _SYMMETRIC, needs_gpu=True, least=2),
+    _check("symmetric memory", "symmetric", _SYMMETRIC, needs_gpu=True, min_ranks=2),
     _check("a long kernel does not look like a hang", "slow_kernel", _STUCK, needs_gpu=True),
 )

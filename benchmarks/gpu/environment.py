@@ -66,7 +66,7 @@ def _calls_are_recorded(place: Place) -> Result:
             "SELECT count(*), string_agg(DISTINCT process_group) FROM collectives "
             "WHERE op = 'all_reduce' AND end_ns IS NOT NULL"
         )
-        ((by_plugin, unfinished, odd, version),) = store.rows(
+        ((by_plugin, unfinished, unnamed, version),) = store.rows(
             "SELECT count(*), count(*) FILTER (kernel_end_ns IS NULL), count(*) FILTER (function LIKE '?%'), "
             "(SELECT max(interface_version) FROM nccl_communicators) FROM nccl_calls"
         )
@@ -80,8 +80,10 @@ def _calls_are_recorded(place: Place) -> Result:
     text = f"{num} all-reduces of {20 * place.num_ranks} in {labels}"
     is_right = num >= 20 * place.num_ranks
     if place.has_gpu:
-        text += f"; {by_plugin} calls by the plugin (interface {version}), {unfinished} without an end, {odd} unnamed"
-        is_right = is_right and by_plugin > 0 and not unfinished and not odd
+        text += (
+            f"; {by_plugin} calls by the plugin (interface {version}), {unfinished} without an end, {unnamed} unnamed"
+        )
+        is_right = is_right and by_plugin > 0 and not unfinished and not unnamed
     return passed(text, **figures) if is_right else failed(text, **figures)
 
 

@@ -150,17 +150,17 @@ class Marks:
     def __init__(self) -> None:
         self.rows: list[tuple[int, str, int, torch.cuda.Event]] = []
 
-    def __call__(self, step: int, border: str) -> None:
+    def __call__(self, step: int, boundary: str) -> None:
         if MARKS and ON_GPU:
             event = torch.cuda.Event(enable_timing=True)
-            self.rows.append((step, border, time.time_ns(), event))
+            self.rows.append((step, boundary, time.time_ns(), event))
             event.record()
 
     def save(self, folder: Path) -> None:
         """Write the events once the device has finished."""
         torch.cuda.synchronize()
         first = self.rows[0][3]
-        rows = [[step, border, host, first.elapsed_time(event)] for step, border, host, event in self.rows]
+        rows = [[step, boundary, host, first.elapsed_time(event)] for step, boundary, host, event in self.rows]
         (folder / f"marks_rank{RANK}.json").write_text(json.dumps(rows))
 
 

@@ -129,13 +129,13 @@ JOBS: tuple[Job, ...] = (
 
 
 class Recorder:
-    """Runs jobs and records them into a folder until the time is over."""
+    """Runs jobs and records them into a folder until the time is up."""
 
     def __init__(self, out: Path, *, device: str, minutes: float) -> None:
         self.out, self.device = out, device
         self.work = out.parent / f"{out.name}-work"
         self.end_s = time.monotonic() + 60 * minutes
-        self._behind = ThreadPoolExecutor(2 if device == "cuda" else 1)
+        self._background = ThreadPoolExecutor(2 if device == "cuda" else 1)
         out.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(parents=True, exist_ok=True)
 
@@ -160,13 +160,13 @@ class Recorder:
             )
             found = self._wait(job, process, folder / "log", min(left_s, 100.0))
         line = {"job": job.name, "wall_s": round(time.monotonic() - begin_s, 1), **found}
-        self._behind.submit(self._keep, job, folder, line)
+        self._background.submit(self._finish, job, folder, line)
 
     def close(self) -> None:
         """Wait for analyses and packing in the background."""
-        self._behind.shutdown()
+        self._background.shutdown()
 
-    def _keep(self, job: Job, folder: Path, line: dict[str, object]) -> None:
+    def _finish(self, job: Job, folder: Path, line: dict[str, object]) -> None:
         try:
             if step := STEP_MS.search((folder / "log").read_text(errors="replace")):
                 line["step_ms"] = float(step[1])
@@ -250,8 +250,8 @@ class Recorder:
         """Append the recording, without its store, to the archive of all."""
         for store in (*folder.glob("run/*.duckdb*"), folder / "run" / "reports"):
             shutil.rmtree(store, ignore_errors=True) if store.is_dir() else store.unlink(missing_ok=True)
-        for heavy in folder.glob("run/checkpoints/*"):
-            shutil.rmtree(heavy, ignore_errors=True)
+        for checkpoint in folder.glob("run/checkpoints/*"):
+            shutil.rmtree(checkpoint, ignore_errors=True)
         packed = self.work / f"{job.name}.tar.xz"
         with tarfile.open(packed, "w:xz") as archive:
             archive.add(folder, job.name, filter=lambda member: None if member.isfifo() else member)
@@ -304,8 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with multi_process_service(recorder.work / "mps") as mps:
         for job in alone[:NUM_FIRST]:
             recorder.run(job, mps=mps)
-        with ThreadPoolExecutor(NUM_TOGETHER if options.device == "cuda" else 1) as together:
-            list(together.map(recorder.run, [job for job in chosen if not job.alone and "oom" not in job.name]))
+        with ThreadPoolExecutor(NUM_TOGETHER if options.device == "cuda" else 1) as pool:
+            list(pool.map(recorder.run, [job for job in chosen if not job.alone and "oom" not in job.name]))
         for job in alone[NUM_FIRST:]:
             recorder.run(job, mps=mps)
     for job in chosen:

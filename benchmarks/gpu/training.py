@@ -101,9 +101,9 @@ def _plan(place: Place) -> Result:
     found = json.loads(line[line.index("{") :])
     if not place.has_gpu:
         return not_here(f"planned {found['planned'] / 2**20:.0f} MiB; no measured peak on a CPU")
-    off = found["planned"] / found["peak"] - 1
-    text = f"planned {off:+.1%} of {found['peak'] / 2**20:.0f} MiB"
-    return passed(text, **found) if abs(off) <= MAX_PEAK_ERROR else failed(text, **found)
+    error = found["planned"] / found["peak"] - 1
+    text = f"planned {error:+.1%} of {found['peak'] / 2**20:.0f} MiB"
+    return passed(text, **found) if abs(error) <= MAX_PEAK_ERROR else failed(text, **found)
 
 
 CHECKS = (

@@ -83,7 +83,7 @@ def _pairs(pairs: Iterable[tuple[str, str, int]]) -> str:
 
 
 def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]:
-    """Print the wrong verdicts of today; all verdicts and the misses of the first scoring if requested."""
+    """Lines with today's wrong verdicts; with `show_all`, all verdicts and the misses of the first scoring."""
     lines = []
     if show_all and name in FIRST_MISSES:
         misses = ((accepted, found, count) for (accepted, found), count in FIRST_MISSES[name].items())

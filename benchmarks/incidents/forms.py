@@ -48,7 +48,7 @@ def _prefixed(text: str, prefix: str) -> str:
 def _coloured(text: str, number: int) -> str:
     rng = random.Random(number)
     words = text.split(" ")
-    for place in range(0, len(words), 7):
-        if words[place].strip() and "\n" not in words[place] and "\r" not in words[place]:
-            words[place] = f"\x1b[{rng.choice((1, 31, 32, 33, 36))}m{words[place]}\x1b[0m"
+    for i in range(0, len(words), 7):
+        if words[i].strip() and "\n" not in words[i] and "\r" not in words[i]:
+            words[i] = f"\x1b[{rng.choice((1, 31, 32, 33, 36))}m{words[i]}\x1b[0m"
     return " ".join(words)

@@ -25,7 +25,7 @@ from benchmarks.harness import argument_parser
 __all__ = ["PlayedJob", "findings_of", "play"]
 
 SIGNALS = {-11: ("SIGSEGV", "Segmentation fault"), -9: ("SIGKILL", "Killed"), -7: ("SIGBUS", "Bus error")}
-OWN_ERRORS = (
+CULPRIT_ERRORS = (
     ("ValueError", "could not convert string to float: 'abc'"),
     ("KeyError", "'input_ids'"),
     ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. GPU {local} has a total capacity of "
@@ -35,7 +35,7 @@ OWN_ERRORS = (
     ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/shard-17'"),
     ("AssertionError", ""),
 )  # fmt: skip
-VICTIMS = (
+VICTIM_ERRORS = (
     ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:29011"),
     ("torch.distributed.DistBackendError", "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, "
      "remote process exited or there was a network error, NCCL version 2.21.5"),
@@ -97,9 +97,9 @@ def play(seed: int) -> PlayedJob:
     )  # fmt: skip
     job.culprit = rng.randrange(job.num_ranks)
     job.pids = {rank: 4200 + 7 * rank for rank in range(job.num_ranks)}
-    before = rng.random() < 0.2 and launcher.startswith("torchrun")
+    has_earlier_attempt = rng.random() < 0.2 and launcher.startswith("torchrun")
     nodes: list[list[str]] = [[] for _ in range(num_nodes)]
-    if before:
+    if has_earlier_attempt:
         first = _Job(rng, num_nodes, job.per_node, launcher, style, rng.choice(("signal", "exception")), 0)
         first.culprit, first.pids, first.base_s = rng.randrange(job.num_ranks), job.pids, 40_000
         for node, lines in enumerate(_attempt(first)):
@@ -124,7 +124,7 @@ def _attempt(job: _Job) -> list[list[str]]:
     streams: dict[int, list[str]] = {rank: [] for rank in range(job.num_ranks)}
     for rank, lines in streams.items():
         if rank == job.culprit and job.fault != "network":
-            lines += _culprits(job)
+            lines += _culprit_lines(job)
             continue
         kind = rng.choice(("silent", "terminated", "error", "error", "abort"))
         if job.fault == "hang":
@@ -132,7 +132,7 @@ def _attempt(job: _Job) -> list[list[str]]:
         if job.fault == "network":
             kind = "error"
         if kind == "error":
-            lines += _traceback(job, rank, *rng.choice(VICTIMS), frame="torch/distributed/distributed_c10d.py")
+            lines += _traceback(job, rank, *rng.choice(VICTIM_ERRORS), frame="torch/distributed/distributed_c10d.py")
             codes[rank] = 1
         elif kind == "abort":
             lines += _watchdog(job, rank)
@@ -144,7 +144,7 @@ def _attempt(job: _Job) -> list[list[str]]:
     for node in range(job.num_nodes):
         ranks = range(node * job.per_node, (node + 1) * job.per_node)
         texts = _merged(rng, [streams[rank] for rank in ranks])
-        out.append([*_training(job, ranks[0]), *texts, *_launchers(job, node, ranks, codes, ended_s)])
+        out.append([*_training(job, ranks[0]), *texts, *_launcher_lines(job, node, ranks, codes, ended_s)])
     return out
 
 
@@ -152,10 +152,10 @@ def _training(job: _Job, rank: int) -> list[str]:
     return [f"{job.prefix(rank)}step {step} | loss {3.0 - step / 10:.3f} | lr 3.0e-04" for step in range(1, 4)]
 
 
-def _culprits(job: _Job) -> list[str]:
+def _culprit_lines(job: _Job) -> list[str]:
     if job.fault != "exception":
         return []
-    name, text = job.random.choice(OWN_ERRORS)
+    name, text = job.random.choice(CULPRIT_ERRORS)
     return _traceback(job, job.culprit, name, text.format(local=job.culprit % job.per_node), frame="data/loader.py")
 
 
@@ -192,7 +192,7 @@ def _merged(rng: random.Random, streams: list[list[str]]) -> list[str]:
     return merged
 
 
-def _launchers(
+def _launcher_lines(
     job: _Job, node: int, ranks: range, codes: dict[int, int], ended_s: dict[int, float]
 ) -> list[str]:  # fmt: skip
     failed = {rank: codes[rank] for rank in ranks if codes.get(rank)}
@@ -255,18 +255,18 @@ def _torchrun(job: _Job, node: int, failed: dict[int, int], ended_s: dict[int, f
               "    sys.exit(main())", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
               "=" * 60, "train.py FAILED", "-" * 60, "Failures:"]  # fmt: skip
     others = [rank for rank in listed if rank != root]
-    for place, rank in enumerate(others, 1):
-        lines += _row(job, node, place, rank, listed[rank], first_s if listed[rank] != -15 else seen_s[rank])
+    for number, rank in enumerate(others, 1):
+        lines += _row(job, node, number, rank, listed[rank], first_s if listed[rank] != -15 else seen_s[rank])
     lines += [] if others else ["  <NO_OTHER_FAILURES>"]
     lines += ["-" * 60, "Root Cause (first observed failure):", *_row(job, node, 0, root, listed[root], first_s)]
     return [*lines, "=" * 60]
 
 
-def _row(job: _Job, node: int, place: int, rank: int, code: int, at_s: float) -> list[str]:
+def _row(job: _Job, node: int, number: int, rank: int, code: int, at_s: float) -> list[str]:
     name = {-6: "SIGABRT", -15: "SIGTERM"}.get(code) or (SIGNALS[code][0] if code in SIGNALS else "")
     text = f"Signal {-code} ({name}) received by PID {job.pids[rank]}" if name else "To enable traceback see: https://x"
     return [
-        f"[{place}]:", f"  time      : 2026-11-22_{job.clock(at_s)}", f"  host      : gpu-{node}",
+        f"[{number}]:", f"  time      : 2026-11-22_{job.clock(at_s)}", f"  host      : gpu-{node}",
         f"  rank      : {rank} (local_rank: {rank % job.per_node})", f"  exitcode  : {code} (pid: {job.pids[rank]})",
         "  error_file: <N/A>", f"  traceback : {text}",
     ]  # fmt: skip

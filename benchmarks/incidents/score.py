@@ -88,21 +88,17 @@ def score(incident: Incident) -> Result:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         diagnosis = diagnose_files([Path(folder)])
-    first = next(iter(diagnosis.fired), None)
-    if first is None:
-        return _result(incident, "no cause", "none", (), False, diagnosis.verdict)
-    cause = "non_finite" if first.kind == "non_finite" else first.cause
-    if set(first.ranks) - set(incident.ranks):
-        outcome: Outcome = "wrong culprit"
-    else:
+    outcome: Outcome = "no cause"
+    cause, ranks, is_proven = "none", (), False
+    if first := next(iter(diagnosis.fired), None):
+        cause = "non_finite" if first.kind == "non_finite" else first.cause
+        ranks, is_proven = first.ranks, first.status == "fired"
         outcome = "right" if cause in incident.causes else "other cause"
-    return _result(incident, outcome, cause, first.ranks, first.status == "fired", diagnosis.verdict)
-
-
-def _result(
-    incident: Incident, outcome: Outcome, cause: str, ranks: tuple[int, ...], is_proven: bool, verdict: str
-) -> Result:
-    return Result(incident=incident, outcome=outcome, cause=cause, ranks=ranks, is_proven=is_proven, verdict=verdict)
+        if set(ranks) - set(incident.ranks):
+            outcome = "wrong culprit"
+    return Result(
+        incident=incident, outcome=outcome, cause=cause, ranks=ranks, is_proven=is_proven, verdict=diagnosis.verdict
+    )
 
 
 def confusion(results: Sequence[Result]) -> list[tuple[str, str, int]]:

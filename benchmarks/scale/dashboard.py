@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=500, help="runs in the table; 0: no table")
     parser.add_argument("--refreshes", type=int, default=HOUR, help="refreshes in the simulated hour; 0: skip it")
-    parser.add_argument("--no-pages", action="store_true", help="only the simulated hour")
+    parser.add_argument("--no-pages", action="store_true", help="skip the huge run's pages")
     options: Any = parser.parse_args(arguments)
     found: dict[str, Any] = {"ranks": options.ranks, "steps": options.steps, "refreshes": options.refreshes}
     with tempfile.TemporaryDirectory(prefix="rankscope-dashboard-") as folder:

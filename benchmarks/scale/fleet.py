@@ -85,8 +85,8 @@ def print_speed_changes(num_seeds: int) -> None:
     ]:
         parts = ((before, 1.0), (after, level))
         judged = [speeds(speed_runs(seed, *parts))[0].changes for seed in range(num_seeds)]
-        near = sum(any(abs(change.index - before) <= 1 for change in changes) for changes in judged)
-        print(f"{before:>6} {after:>6} {1 - level:>10.0%} {sum(map(bool, judged)):>9} {near:>15}")
+        located = sum(any(abs(change.index - before) <= 1 for change in changes) for changes in judged)
+        print(f"{before:>6} {after:>6} {1 - level:>10.0%} {sum(map(bool, judged)):>9} {located:>15}")
 
 
 def suspicious(known: Sequence[RunHistory]) -> set[str]:

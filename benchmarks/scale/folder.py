@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.accuracy.hta import write_trace
 from benchmarks.harness import argument_parser
-from benchmarks.scale.logs import diagnose_apart
+from benchmarks.scale.logs import diagnose_in_child
 from benchmarks.scale.ranks import make_dumps
 
 MAX_MEMORY_MB = 500
@@ -33,7 +33,7 @@ def main() -> int:
         ranks = write(path, options.files)
         files = [file for file in path.rglob("*") if file.is_file()]
         size_mb = sum(file.stat().st_size for file in files) / 2**20
-        found, took_s = diagnose_apart(path)
+        found, took_s = diagnose_in_child(path)
     print(
         f"{len(files):,} files, {size_mb:,.0f} MB in {took_s:.1f} s, {found['mb']:.0f} MB of memory: {found['verdict']}"
     )

@@ -70,7 +70,7 @@ def make_full_run(path: Path, ranks: int, steps: int) -> RunDir:
 
 
 def _checkpoints(steps: int) -> list[Event]:
-    """Add the ranks' events of saves."""
+    """Events of the ranks' saves."""
     found = []
     for step in range(max(1, steps // LOOKS), steps + 1, max(1, steps // LOOKS)):
         for tier, stall_ns, took_ns in (("memory", 6_000_000, 20_000_000), ("disk", 9_000_000, 2_500_000_000)):

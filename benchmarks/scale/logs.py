@@ -47,14 +47,14 @@ def main() -> int:
     with TemporaryDirectory(prefix="rankscope-logs-") as folder:
         path = Path(folder) / "job.log"
         write_log(path, options.mb << 20)
-        found, took_s = diagnose_apart(path)
+        found, took_s = diagnose_in_child(path)
         size_mb = path.stat().st_size / 2**20
     print(f"{size_mb:,.0f} MB in {took_s:.1f} s, {found['mb']:.0f} MB of memory: {found['cause']} of {found['ranks']}")
     is_right = (found["cause"], found["ranks"]) == ("exception", [RANKS - 3])
     return int(not is_right or found["mb"] > options.max_mb or (options.max_s is not None and took_s > options.max_s))
 
 
-def diagnose_apart(path: Path) -> tuple[dict[str, Any], float]:
+def diagnose_in_child(path: Path) -> tuple[dict[str, Any], float]:
     """Diagnose files in a separate process. Returns the findings, with the peak memory (MB), and the duration in
     seconds.
     """

@@ -102,9 +102,9 @@ def lead(num_nodes: int, ranks_per_node: int, seconds: float) -> None:
             while time.time_ns() - begin_ns < seconds * SECOND:
                 tick_s, begin_cpu_s, now_ns = time.monotonic(), time.thread_time(), time.time_ns()
                 digests = link.received()
-                own = view_of(0, ranks_per_node, num_nodes, now_ns=now_ns,
-                              stuck_since_ns=begin_ns + int(stuck_after_s * SECOND))  # fmt: skip
-                view = joined(own, digests, {node: clock.offset_ns for node, clock in link.clocks.items()})
+                own_view = view_of(0, ranks_per_node, num_nodes, now_ns=now_ns,
+                                   stuck_since_ns=begin_ns + int(stuck_after_s * SECOND))  # fmt: skip
+                view = joined(own_view, digests, {node: clock.offset_ns for node, clock in link.clocks.items()})
                 log = joined_log(EventLog([]), digests, {})
                 found = hang.hang_of_attempt(view, log, StallPolicy(floor_s=3.0), is_last=True, now_ns=now_ns)
                 ticks.append(time.thread_time() - begin_cpu_s)

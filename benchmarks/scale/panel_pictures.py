@@ -26,7 +26,7 @@ from analyzers.figures.drawing.series import Series, draw
 from analyzers.figures.drawing.theme import new_figure
 from dashboard.screenshots import browser_path
 
-__all__ = ["Answer", "answered", "board_page", "picture"]
+__all__ = ["Answer", "board_page", "picture", "range_query"]
 
 WIDTH, CELL, UNIT = 1440, 60, 30
 """Sizes in pixels: the picture, one of its 24 columns, a unit of height."""
@@ -43,10 +43,10 @@ class Answer:
     values: Sequence[float]
 
 
-def answered(port: int, query: str, *, begin_s: float, end_s: float) -> list[Answer]:
+def range_query(port: int, query: str, *, begin_s: float, end_s: float) -> list[Answer]:
     """Run a range query with a step of one second; return its series."""
-    asked = {"query": query, "start": begin_s, "end": end_s, "step": "1s"}
-    url = f"http://127.0.0.1:{port}/api/v1/query_range?" + urllib.parse.urlencode(asked)
+    parameters = {"query": query, "start": begin_s, "end": end_s, "step": "1s"}
+    url = f"http://127.0.0.1:{port}/api/v1/query_range?" + urllib.parse.urlencode(parameters)
     with urllib.request.urlopen(url, timeout=60) as found:
         series = json.load(found)["data"]["result"]
     return [
@@ -66,14 +66,14 @@ def board_page(board: Mapping[str, Any], answers: Mapping[int, Sequence[tuple[st
     """HTML of a dashboard; `answers`: {index of the panel: (legend, series)}."""
     parts, bottom = [], 0
     for number, panel in enumerate(board["panels"]):
-        place = panel["gridPos"]
-        bottom = max(bottom, place["y"] + place["h"])
-        box = f"left:{place['x'] * CELL}px;top:{place['y'] * UNIT}px;width:{place['w'] * CELL - 8}px"
+        grid = panel["gridPos"]
+        bottom = max(bottom, grid["y"] + grid["h"])
+        box = f"left:{grid['x'] * CELL}px;top:{grid['y'] * UNIT}px;width:{grid['w'] * CELL - 8}px"
         found = answers.get(number, ())
-        body = "" if panel["type"] == "row" else _body(panel, found, place["h"] * UNIT - 34)
+        body = "" if panel["type"] == "row" else _body(panel, found, grid["h"] * UNIT - 34)
         heading = "h2" if panel["type"] == "row" else "h3"
         parts.append(
-            f'<div class="{panel["type"]}" style="{box};height:{place["h"] * UNIT - 8}px">'
+            f'<div class="{panel["type"]}" style="{box};height:{grid["h"] * UNIT - 8}px">'
             f"<{heading}>{html.escape(panel['title'])}</{heading}>{body}</div>"
         )
     return _PAGE.format(
@@ -87,7 +87,7 @@ def _body(panel: Mapping[str, Any], found: Sequence[tuple[str, Answer]], height:
         return "<p>no data in this run</p>"
     unit = panel.get("fieldConfig", {}).get("defaults", {}).get("unit", "")
     if panel["type"] in ("stat", "bargauge"):
-        rows = [(name_of(legend, one.labels), _shown(one.values[-1], unit)) for legend, one in found]
+        rows = [(name_of(legend, one.labels), _formatted(one.values[-1], unit)) for legend, one in found]
         return "".join(f"<p><b>{html.escape(value)}</b> {html.escape(name)}</p>" for name, value in rows[:MAX_ROWS])
     if panel["type"] == "table":
         return _table([one for _, one in found], unit)
@@ -118,13 +118,13 @@ def _table(found: Sequence[Answer], unit: str) -> str:
     columns = [name for name in dict.fromkeys(name for one in found for name in one.labels) if name not in _HIDDEN]
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(one.labels.get(name, '')[:60])}</td>" for name in columns)
-        + f"<td>{_shown(one.values[-1], unit)}</td></tr>"
+        + f"<td>{_formatted(one.values[-1], unit)}</td></tr>"
         for one in found[:MAX_ROWS]
     )  # fmt: skip
     return f"<table><tr>{''.join(f'<th>{name}</th>' for name in columns)}<th>value</th></tr>{rows}</table>"
 
 
-def _shown(value: float, unit: str) -> str:
+def _formatted(value: float, unit: str) -> str:
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     return f"{value:,.4g}{f' {unit}' if unit not in ('', 'short', 'none') else ''}"

@@ -68,7 +68,9 @@ def pages(port: int, run_id: str, begin_s: float) -> dict[str, str]:
             number: [
                 (target.get("legendFormat", ""), one)
                 for target in panel.get("targets", [])
-                for one in panel_pictures.answered(port, query_of(target["expr"], run_id), begin_s=begin_s, end_s=end_s)
+                for one in panel_pictures.range_query(
+                    port, query_of(target["expr"], run_id), begin_s=begin_s, end_s=end_s
+                )
             ]
             for number, panel in enumerate(board["panels"])
         }
@@ -83,7 +85,7 @@ def recording_rules() -> dict[str, str]:
     return {name: expression.removeprefix(" >-").strip() for name, expression in found}
 
 
-def answered(port: int, query: str) -> int:
+def num_series(port: int, query: str) -> int:
     """Run an instant query; return the number of its series."""
     url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
     with urllib.request.urlopen(url, timeout=60) as found:
@@ -117,7 +119,7 @@ def ask(run: RunDir, folder: Path, pictures: Path | None = None) -> int:
         try:
             begin_s = time.time()
             time.sleep(SCRAPED_S)
-            rows = [(*panel, answered(port, panel[2])) for panel in panels(run.run_id)]
+            rows = [(*panel, num_series(port, panel[2])) for panel in panels(run.run_id)]
             drawn = pages(port, run.run_id, begin_s) if pictures else {}
         finally:
             server.terminate()
@@ -137,7 +139,7 @@ def ask(run: RunDir, folder: Path, pictures: Path | None = None) -> int:
         f"{len(rows)} queries, {sum(row[3] > 0 for row in rows)} with data, {unrecorded} on metrics that this run lacks"
     )
     for board, title, query in empty:
-        print(f"{'no case of it' if _COMPARES.search(query) else 'NO DATA'}  {board}: {title}  {query}")
+        print(f"{'condition not met' if _COMPARES.search(query) else 'NO DATA'}  {board}: {title}  {query}")
     return sum(not _COMPARES.search(query) for *_, query in empty)
 
 
@@ -146,13 +148,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.panels", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="folder for a PNG of each dashboard")
-    asked = parser.parse_args()
-    run = RunDir.open(asked.run)
+    options = parser.parse_args()
+    run = RunDir.open(options.run)
     if not program("prometheus"):
         sys.stderr.write("prometheus is not installed: sh tests/fetch_programs.sh .programs\n")
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        return 1 if ask(run, Path(folder), asked.pictures) else 0
+        return 1 if ask(run, Path(folder), options.pictures) else 0
 
 
 if __name__ == "__main__":

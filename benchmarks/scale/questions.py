@@ -38,7 +38,7 @@ from store.database import connect_writer
 from tests.dashboard.questions import MAX_CLICKS, Question, evidence_of, menu, read, time_went
 
 LONGEST_MS = 900_000
-"""Time limit of an answer in seconds."""
+"""Time limit of an answer."""
 COMPARED_PART, FEWEST = 10, 4
 """The other run has a tenth of the steps, and about a tenth of the ranks, as its layout allows."""
 

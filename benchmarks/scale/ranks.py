@@ -253,7 +253,7 @@ def show(row: dict[str, Any]) -> None:
         print(f"{head} {row['error']}", flush=True)
         return
     verdict = "right" if row["right"] else f"WRONG: {row['verdict'][:90]}"
-    print(f"{head}{row['seconds']:7.1f} s {row['cpu_s']:7.1f} s of processor {row['peak_kib'] / 1024:7,.0f} MiB  "
+    print(f"{head}{row['seconds']:7.1f} s {row['cpu_s']:7.1f} s CPU {row['peak_kib'] / 1024:7,.0f} MiB  "
           f"{verdict} (made in {row['made_s']:.0f} s)", flush=True)  # fmt: skip
 
 

@@ -55,13 +55,13 @@ def print_table(rows: dict[str, list[ScriptRow]], console: Console) -> None:
     for loop in rows:
         table.add_column(f"{loop}{'*' if loop in NOT_INSPECTED else ''}")
     for name in dict.fromkeys(row.fault for found in rows.values() for row in found):
-        cells = [next((_word(row) for row in found if row.fault == name), "") for found in rows.values()]
+        cells = [next((_cell(row) for row in found if row.fault == name), "") for found in rows.values()]
         table.add_row(name, *cells)
     console.print(table)
-    asked = [row for found in rows.values() for row in found if row.is_injected and SCRIPT_FAULTS[row.fault].kinds]
+    injected = [row for found in rows.values() for row in found if row.is_injected and SCRIPT_FAULTS[row.fault].kinds]
     alarms = [text for found in rows.values() for row in found for text in row.false_alarms]
     clean = sum(row.steps_after for found in rows.values() for row in found if row.fault == "none")
-    console.print(f"{sum(row.is_right for row in asked)} of {len(asked)} faults right; *: not inspected before")
+    console.print(f"{sum(row.is_right for row in injected)} of {len(injected)} faults right; *: not inspected before")
     console.print(f"{clean} clean steps; {len(alarms)} false alarms in all runs")
     for loop, found in rows.items():
         for row in found:
@@ -70,7 +70,7 @@ def print_table(rows: dict[str, list[ScriptRow]], console: Console) -> None:
                 console.print(f"{loop} {row.fault}: {texts or 'nothing was found'}", markup=False, highlight=False)
 
 
-def _word(row: ScriptRow) -> str:
+def _cell(row: ScriptRow) -> str:
     if row.problem:
         return "failed"
     if not row.is_injected:
@@ -107,7 +107,7 @@ def main() -> int:
             at, keep = (options.keep or Path(folder)) / loop, options.keep is not None
             for row in script_drill(plan, names, folder=at, keep=keep, slow_ratio=options.slow_ratio):
                 rows.setdefault(loop, []).append(row)
-                console.print(f"{loop} {row.fault}: {_word(row)}, {row.wall_s:.0f} s", highlight=False)
+                console.print(f"{loop} {row.fault}: {_cell(row)}, {row.wall_s:.0f} s", highlight=False)
             write_json(options.json, {name: [row.to_json() for row in found] for name, found in rows.items()})
     print_table(rows, console)
     return 0 if all(row.is_right for found in rows.values() for row in found) else 1
