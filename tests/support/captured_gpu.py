@@ -1,4 +1,4 @@
-"""Runs recorded on a GPU with the profiler's traces of the same steps, as `watch` enters them."""
+"""Runs recorded on a GPU with the profiler's traces of the same steps, as `watch` records them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["with_captures"]
 
 
 def with_captures(name: str, folder: Path, factor: float = 1.0) -> RunDir:
-    """The recording with both ranks' traces summarised; `factor`: multiplies what the traces show as exposed."""
+    """The recording with both ranks' traces summarised; `factor` multiplies their exposed time."""
     run = RunDir.open(copy_gpu_run(name, folder))
     for rank in (0, 1):
-        about = summarise(gpu_recording(name) / f"trace_rank{rank}.json.gz")
-        about["parts_ms"]["exposed"] *= factor
+        summary = summarise(gpu_recording(name) / f"trace_rank{rank}.json.gz")
+        summary["parts_ms"]["exposed"] *= factor
         steps = {"path": f"traces/{rank}", "first_step": 51, "last_step": 56, "reason": "", "request": None}
         events = EventWriter(run.rank_dir(0, rank) / "events.jsonl", attempt=0, rank=rank)
         events.write(event_kinds.PROFILE_CAPTURED, bytes=1, removed=[], **steps)
-        events.write(event_kinds.PROFILE_SUMMARY, capture_rank=rank, **steps, **about)
+        events.write(event_kinds.PROFILE_SUMMARY, capture_rank=rank, **steps, **summary)
         events.close()
     return run

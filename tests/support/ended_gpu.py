@@ -1,8 +1,8 @@
-"""Replayed GPU runs (tests/support/replayed_gpu.py) that stopped, with ends as launchers and `watch` record them.
+"""Replayed GPU runs (tests/support/replayed_gpu.py) that have ended, with the events of launchers and `watch`.
 
 run = ended_run("stamped_none", tmp_path, Stop(step=30))                        # Ctrl-C after a minute
 run = ended_run("stamped_none", tmp_path, Stop(on="host"), end=Ended(signal="SIGKILL"))
-shift_calls(run, rank=1, seq=122, by=1)                                         # its calls are those that follow
+shift_calls(run, rank=1, seq=122, by=1)                                         # it skips a call
 run = restarted_run("stamped_none", tmp_path, Stop(on="host"), end=Ended(signal="SIGKILL"))     # and finishes then
 """
 
@@ -23,15 +23,15 @@ from tests.support.recorded_stamps import RANKS
 from tests.support.replayed_gpu import NULL, Delay, Restart, Stop, add_attempt, replayed_run
 
 RESTART_S = 30
-"""From the begin of an attempt to that of the next."""
-_KEPT = ("metrics_served", "watch_started")
+"""Seconds from the start of an attempt to the start of the next."""
+_NODE_EVENTS = ("metrics_served", "watch_started")
 _GPU = "GPU-1"
 _EXIT_CODES = {"SIGKILL": -9, "SIGABRT": -6}
 _IDENTITY = ("count", "function", "dtype", "algorithm", "protocol", "enqueue_ns", "launched_ns")
 
 
 class Ended(NamedTuple):
-    """How a rank ended: by a signal, with a code, or with an exception of this type. `xid`: of the ranks' one GPU."""
+    """How a rank ended: by a signal, with a code, or with an exception of this type. `xid`: of the shared GPU."""
 
     rank: int = 1
     signal: str | None = None
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 def ended_run(
     name: str, into: Path, *faults: Delay | Stop, end: Ended | None = None, is_stamped: bool = True, after_s: int = 60
 ) -> RunDir:
-    """Write the run, and its end: of a rank, or Ctrl-C after so many seconds."""
+    """Write the run and its end: that of a rank, or Ctrl-C after `after_s` seconds."""
     run = replayed_run(name, into, *faults, is_stamped=is_stamped)
     folders = [run.rank_dir(0, rank) for rank in range(RANKS)]
     for folder in folders:
@@ -55,7 +55,7 @@ def ended_run(
     lines = [json.loads(line) for line in node.read_text().splitlines()]
     shift_ns = lines[0]["wall_ns"] - lines[0]["mono_ns"]
     at_ns = max(_last_ns(folder) for folder in folders) + shift_ns
-    events = [line for line in lines if line["kind"] in _KEPT]
+    events = [line for line in lines if line["kind"] in _NODE_EVENTS]
 
     def add(kind: str, after_ns: int, **fields: Any) -> None:
         times = {"wall_ns": at_ns + after_ns, "mono_ns": at_ns + after_ns - shift_ns}
@@ -123,7 +123,7 @@ def restarted_run(
 
 
 def shift_calls(run: RunDir, rank: int, seq: int, by: int) -> None:
-    """Let a rank leave out `by` calls from this number on, or (negative) make the call again before it."""
+    """Let a rank skip `by` calls from this number on, or, if negative, repeat the call."""
     ((_, rows),) = tapes(run.rank_dir(0, rank), "nccl_calls")
     last = int(np.flatnonzero(rows["state"] != EMPTY)[-1])
     made = np.arange(seq, last + 1 - max(by, 0))
@@ -133,7 +133,7 @@ def shift_calls(run: RunDir, rank: int, seq: int, by: int) -> None:
 
 
 def tapes(folder: Path, table: str) -> list[tuple[Path, npt.NDArray[Any]]]:
-    """The records of a table's tapes, to be written."""
+    """(path, writable records) of a table's tapes."""
     found = []
     for path in segment_paths(folder, table):
         header = read_segment(path).header

@@ -1,4 +1,4 @@
-"""Memory in pages of 2 MiB: a fork copies one entry of the page table for each, not 512, and ends as cheaply."""
+"""Pages of 2 MiB: a fork copies one page-table entry for each instead of 512, and exits as cheaply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _HUGE_BYTES = 2 << 20
 _MADV_COLLAPSE = 25
-"""At once, and not whenever the kernel gets to it; kernels before 6.1 do not know it, and nothing changes there."""
+"""Collapses pages at once instead of in the background; without effect before Linux 6.1."""
 
 
 def use_huge_pages() -> None:
@@ -24,9 +24,9 @@ def use_huge_pages() -> None:
 
 
 def _allocated() -> Iterator[tuple[int, int]]:
-    """Address ranges that are private to this process, writable, and of no file."""
+    """Private, writable, anonymous address ranges."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, _, _, inode, *_ = line.split()
+        addresses, rights, _, _, inode, *_ = line.split()
         if rights == "rw-p" and inode == "0" and "[stack]" not in line:
-            first, last = place.split("-")
+            first, last = addresses.split("-")
             yield int(first, 16), int(last, 16)

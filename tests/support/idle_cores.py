@@ -16,7 +16,7 @@ _IDLE, _IOWAIT = 3, 4
 
 
 class IdleCores:
-    """Ticks of the kernel, read again with each question."""
+    """Reads the kernel's ticks at each call."""
 
     def __init__(self, stat: Path = _STAT, cores: frozenset[int] | None = None) -> None:
         self._stat = stat
@@ -24,7 +24,7 @@ class IdleCores:
         self._idle, self._all = self._read()
 
     def share(self) -> float:
-        """From 0 to 1; 0 where the kernel does not say it, or no tick has passed."""
+        """From 0 to 1; 0 if the kernel does not report it, or no tick has passed."""
         idle_before, all_before = self._idle, self._all
         self._idle, self._all = self._read()
         passed = self._all - all_before
@@ -37,7 +37,7 @@ class IdleCores:
                 name, *ticks = line.split()
                 number = name.removeprefix("cpu")
                 if number.isdecimal() and name != number and int(number) in self._cores:
-                    counts = [int(tick) for tick in ticks[:8]]  # what guests take is in the others, too
+                    counts = [int(tick) for tick in ticks[:8]]  # guest time is included in user time
                     idle += counts[_IDLE] + counts[_IOWAIT]
                     total += sum(counts)
         return idle, total

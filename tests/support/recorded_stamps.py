@@ -1,7 +1,7 @@
 """Stamps that the probe would have written in a run recorded on a GPU, from its marks and its profiler's trace.
 
 run = stamped_run("none", tmp_path)              # a run folder: steps 51 to 56, their stamps and the plugin's calls
-exposed = traced_exposed_ns("none", rank=0)      # {51: ...}: the trace's own answer for the same steps
+exposed = traced_exposed_ns("none", rank=0)      # {51: ...}: the trace's answer for the same steps
 
 The loop recorded an event at each border of a phase (`marks_rank*.json`); waits of the compute stream are taken from
 Kineto's trace: a wait that the host enqueued between two kernels begins when the first is over, and ends with the last
@@ -34,7 +34,7 @@ from tests.support.recorded_gpu import gpu_recording
 
 RANKS = 2
 NEVER = 1 << 62
-"""Time of what does not happen any more."""
+"""Time of what never happens."""
 _SPANS = (("forward", "forward", "between"), ("backward", "backward", "clip"), ("optimizer", "optimizer", "after"))
 
 
@@ -50,14 +50,14 @@ class Trace:
     """A rank's kernels and copies by the device's time, and what its host enqueued, by the host's."""
 
     compute: list[Interval]
-    launched_ns: list[int]  # of each of `compute`, in the order of both
+    launched_ns: list[int]  # when the host launched each of `compute`, in the same order
     communication: list[Interval]
     calls_ns: list[int]  # when the host launched each of `communication`
     waits_ns: list[int]
 
 
 class Stamp(NamedTuple):
-    """What the loop does, when its host does it and when the device comes to it."""
+    """An event of the loop: when the host reaches it, and when the device does."""
 
     what: str
     host_ns: int
@@ -94,10 +94,12 @@ def trace_of(name: str, rank: int) -> Trace:
                 waits.append(base + round(event["ts"] * 1e3))
     nccl = [event for event in device if "nccl" in event["name"]]
     stream = min(event["args"]["stream"] for event in device)  # torch's default stream: the first that was made
-    own = sorted((e for e in device if e["args"]["stream"] == stream), key=lambda e: launched[e["args"]["correlation"]])
+    kernels = sorted(
+        (e for e in device if e["args"]["stream"] == stream), key=lambda e: launched[e["args"]["correlation"]]
+    )
     return Trace(
-        compute=[_interval(base, event) for event in own],
-        launched_ns=[launched[event["args"]["correlation"]] for event in own],
+        compute=[_interval(base, event) for event in kernels],
+        launched_ns=[launched[event["args"]["correlation"]] for event in kernels],
         communication=sorted(_interval(base, event) for event in nccl),
         calls_ns=sorted(launched[event["args"]["correlation"]] for event in nccl),
         waits_ns=sorted(waits),
@@ -110,22 +112,22 @@ def _interval(base: int, event: dict[str, Any]) -> Interval:
 
 
 def waits_between(trace: Trace, first_ns: int, last_ns: int) -> list[tuple[int, Interval]]:
-    """(when the host enqueued it, when the stream stood) of the waits that lie between two times of the host."""
+    """(when the host enqueued it, when the stream waited) of the waits between two times of the host."""
     ends = sorted(call.end_ns for call in trace.communication)
     found = []
     for host_ns in trace.waits_ns:
-        place = bisect_left(trace.launched_ns, host_ns)
-        if not first_ns <= host_ns < last_ns or not 0 < place < len(trace.compute):
+        following = bisect_left(trace.launched_ns, host_ns)  # the kernel launched after the wait
+        if not first_ns <= host_ns < last_ns or not 0 < following < len(trace.compute):
             continue
-        start_ns = max(trace.compute[place - 1].end_ns, host_ns)
-        ended = bisect_left(ends, trace.compute[place].start_ns) - 1
+        start_ns = max(trace.compute[following - 1].end_ns, host_ns)
+        ended = bisect_left(ends, trace.compute[following].start_ns) - 1
         end_ns = max(start_ns, ends[ended]) if ended >= 0 else start_ns
         found.append((host_ns, Interval(start_ns, end_ns)))
     return found
 
 
 def steps_of(name: str, rank: int) -> list[int]:
-    """Steps of the loop that the trace has whole."""
+    """Steps of the loop that are completely in the trace."""
     trace, marks = trace_of(name, rank), marks_of(name, rank)
     first, last = trace.compute[0].start_ns, trace.compute[-1].end_ns
     return [
@@ -138,23 +140,23 @@ def steps_of(name: str, rank: int) -> list[int]:
 def stamps_of(name: str, rank: int, step: int) -> list[Stamp]:
     """The stamps of a step in the order in which the host makes them."""
     marks, trace = marks_of(name, rank), trace_of(name, rank)
-    own, end = marks[step], marks[step + 1]["begin"]
-    stamps = [Stamp("begin", *own["begin"])]
+    borders, end = marks[step], marks[step + 1]["begin"]
+    stamps = [Stamp("begin", *borders["begin"])]
     for kind, enter, leave in _SPANS:
-        stamps += [Stamp(f"enter {kind}", *own[enter]), Stamp(f"leave {kind}", *own[leave])]
+        stamps += [Stamp(f"enter {kind}", *borders[enter]), Stamp(f"leave {kind}", *borders[leave])]
     stamps.append(Stamp("end", *end))
-    waits = waits_between(trace, own["begin"][0], end[0])
+    waits = waits_between(trace, borders["begin"][0], end[0])
     if name.startswith("fsdp2"):
         for host_ns, wait in waits:
             stamps += [Stamp("enter_wait", host_ns, wait.start_ns), Stamp("leave_wait", host_ns, wait.end_ns)]
-    else:  # DDP waits in C++ after its last call: the end of the backward pass ends that
-        last_call_ns = max(at for at in trace.calls_ns if at < own["clip"][0])
+    else:  # DDP waits in C++ after its last call, until the end of the backward pass
+        last_call_ns = max(at for at in trace.calls_ns if at < borders["clip"][0])
         host_ns = min(at for at in trace.waits_ns if at > last_call_ns)
         before = trace.compute[bisect_left(trace.launched_ns, host_ns) - 1]
         stamps.append(Stamp("enter_wait", host_ns, max(before.end_ns, host_ns)))
     ordered = sorted(stamps, key=lambda stamp: stamp.host_ns)
     at, found = 0, []
-    for stamp in ordered:  # a stream runs what it is given in order
+    for stamp in ordered:  # a stream executes in order
         at = max(at, stamp.device_ns)
         found.append(stamp._replace(device_ns=at))
     return found
@@ -162,7 +164,7 @@ def stamps_of(name: str, rank: int, step: int) -> list[Stamp]:
 
 @cache
 def traced_exposed_ns(name: str, rank: int) -> dict[int, int]:
-    """By number of the step: time in which NCCL ran and nothing of the compute stream did."""
+    """{step number: time in which NCCL ran and the compute stream was idle}, ns."""
     trace, marks = trace_of(name, rank), marks_of(name, rank)
     found = {}
     for step in steps_of(name, rank):
@@ -194,11 +196,13 @@ def _merged(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 class RecordedClock:
-    """The host's clock of the recording, moved by hand."""
+    """The host's clock of the recording, set by the replay."""
 
     def __init__(self, source: Path) -> None:
         (first, *_) = (source / "events.jsonl").read_text().splitlines()
-        self._shift_ns = json.loads(first)["clock_offset_ns"]  # the plugin's tapes date all of the rank's
+        self._shift_ns = json.loads(first)[
+            "clock_offset_ns"
+        ]  # unchanged: the plugin's tapes are copied with their times
         self.wall_ns = 0
 
     def mono_ns(self) -> int:
@@ -226,16 +230,19 @@ class KnownEvent:
 
 @contextmanager
 def clocks(clock: RecordedClock, *, stamped_from_ns: int = 0) -> Iterator[None]:
-    of_events = SimpleNamespace(time_ns=lambda: clock.wall_ns, monotonic_ns=clock.mono_ns)
+    """Let the recorder read this clock, and stamp every step longer than `stamped_from_ns`."""
+    event_time = SimpleNamespace(time_ns=lambda: clock.wall_ns, monotonic_ns=clock.mono_ns)
     with (
-        mock.patch.object(events, "time", of_events),
+        mock.patch.object(events, "time", event_time),
         mock.patch.object(memory, "_reader", return_value=dict),
         mock.patch.object(tape_recorder, "device_uuid", return_value=""),
-        mock.patch.object(tape_recorder, "time", of_events),
+        mock.patch.object(tape_recorder, "time", event_time),
         mock.patch.object(tape_recorder, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(step_clock, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(phase_events, "_monotonic_ns", clock.mono_ns),
-        mock.patch.object(phase_events, "ALWAYS_ABOVE_NS", stamped_from_ns),  # else every N-th of these short steps
+        mock.patch.object(
+            phase_events, "ALWAYS_ABOVE_NS", stamped_from_ns
+        ),  # otherwise every N-th of these short steps
     ):
         yield
 

@@ -28,12 +28,12 @@ from tests.support.recorded_stamps import RANKS, marks_of
 
 BORDERS = ("begin", "forward", "between", "backward", "clip", "optimizer", "after")
 PLACES = ("data", "forward", "between", "backward", "clip", "optimizer", "after")
-"""What follows each border."""
+"""The part of a step after each border."""
 NEAR_NS = 300_000
 
 
 class Point(NamedTuple):
-    """A place in the work of a step: so much work of the place is done before it."""
+    """A position in a step: `done_ns` of the work of part `place` precede it."""
 
     place: int
     done_ns: int
@@ -58,13 +58,15 @@ class Recording:
         self.marks = [marks_of(name, rank) for rank in range(RANKS)]
         self.calls = [records(self._folder(rank), "nccl_calls") for rank in range(RANKS)]
         self.steps = sorted(set(self.marks[0]) & set(self.marks[1]))[:-1]
-        self.of_step = [self._calls_of_steps(rank) for rank in range(RANKS)]
-        usual = len(self.of_step[0][self.steps[-1]])  # the first ones of DDP have other buckets
-        self.steps = [step for step in self.steps if len(self.of_step[0][step]) == len(self.of_step[1][step]) == usual]
+        self.calls_of_step = [self._calls_of_steps(rank) for rank in range(RANKS)]
+        usual = len(self.calls_of_step[0][self.steps[-1]])  # the first ones of DDP have other buckets
+        self.steps = [
+            step for step in self.steps if len(self.calls_of_step[0][step]) == len(self.calls_of_step[1][step]) == usual
+        ]
         stalls = [_stalls(self._folder(rank)) for rank in range(RANKS)]
         self.work: list[dict[int, Work]] = []
         for rank in range(RANKS):
-            stamped = {step for step, of in stalls[rank].items() if self._is_busy(rank, step, of)}
+            stamped = {step for step, intervals in stalls[rank].items() if self._is_busy(rank, step, intervals)}
             exact = {step: self._exact(rank, step, stalls[rank][step]) for step in sorted(stamped & set(self.steps))}
             self.work.append({step: self._nearest(rank, step, exact) for step in self.steps})
 
@@ -82,14 +84,14 @@ class Recording:
 
     def transfer_ns(self, step: int, call: int) -> int:
         """Time of a call from its last rank's start to its end."""
-        rows = [self.calls[rank][self.of_step[rank][step][call]] for rank in range(RANKS)]
+        rows = [self.calls[rank][self.calls_of_step[rank][step][call]] for rank in range(RANKS)]
         took = [int(row["kernel_end_ns"] - row["kernel_start_ns"]) for row in rows]
         return max(min(took), 20_000)
 
     def borders(self, rank: int, step: int) -> list[tuple[int, int]]:
         """(host, device) of each border, and of the next step's first."""
-        own = self.marks[rank][step]
-        return [own[name] for name in BORDERS] + [self.marks[rank][step + 1]["begin"]]
+        marks = self.marks[rank][step]
+        return [marks[name] for name in BORDERS] + [self.marks[rank][step + 1]["begin"]]
 
     def _exact(self, rank: int, step: int, stalls: Sequence[tuple[int, int, bool]]) -> Work:
         borders = self.borders(rank, step)
@@ -97,17 +99,17 @@ class Recording:
             [(max(a, start), min(b, end), is_wait) for a, b, is_wait in stalls if a < end and b > start]
             for (_, start), (_, end) in pairwise(borders)
         ]
-        own = [
+        work_ns = [
             max(0, end - start - sum(b - a for a, b, _ in inside[place]))
             for place, ((_, start), (_, end)) in enumerate(pairwise(borders))
         ]
-        rows = [self.calls[rank][number] for number in self.of_step[rank][step]]
+        rows = [self.calls[rank][number] for number in self.calls_of_step[rank][step]]
         ends = [int(row["kernel_end_ns"]) for row in rows]
 
         def done(place: int, at: int) -> int:
             start = borders[place][1]
             stood = sum(max(0, min(b, at) - a) for a, b, _ in inside[place])
-            return min(own[place], max(0, at - start - stood))
+            return min(work_ns[place], max(0, at - start - stood))
 
         points = []
         for place, waits in enumerate(inside):
@@ -120,10 +122,10 @@ class Recording:
             issued, started = int(row["enqueue_ns"]), int(row["kernel_start_ns"])
             place = max(0, min(6, bisect_right([host for host, _ in borders], issued) - 1))
             (host, _), (host_end, _) = borders[place], borders[place + 1]
-            latest = done(place, started) if started < borders[place + 1][1] else own[place]
+            latest = done(place, started) if started < borders[place + 1][1] else work_ns[place]
             at = latest
             if started <= free + 100_000:
-                at = min(latest, round(own[place] * (issued - host) / max(1, host_end - host)))
+                at = min(latest, round(work_ns[place] * (issued - host) / max(1, host_end - host)))
             points.append(Point(place, at, "call", call))
             free = ends[call]
         limit = (len(PLACES), 0)
@@ -134,11 +136,11 @@ class Recording:
             made[call] = made[call]._replace(place=limit[0], done_ns=limit[1])
         points = [*made.values(), *(point for point in points if point.what == "wait")]
         points.sort(key=lambda point: (point.place, point.done_ns, point.call, point.what))
-        return Work([], own, points)
+        return Work([], work_ns, points)
 
     def _is_busy(self, rank: int, step: int, stalls: Sequence[tuple[int, int, bool]]) -> bool:
-        """Return whether a step's device had enough to do: profiled steps, and those after a print, wait for hosts."""
-        if step not in self.of_step[rank] or not any(is_wait for *_, is_wait in stalls):
+        """Return whether the device was kept busy: in profiled steps, and after a print, it waits for the host."""
+        if step not in self.calls_of_step[rank] or not any(is_wait for *_, is_wait in stalls):
             return False
         borders = self.borders(rank, step)
         return 10 * sum(b - a for a, b, is_wait in stalls if not is_wait) < borders[-1][1] - borders[0][1]
@@ -155,17 +157,17 @@ class Recording:
 
     @cached_property
     def free_gaps(self) -> list[int]:
-        """Host time of each place where the launch queue was not full: that of the fastest host. A host whose queue was
-        full throughout would else be slower in each replay, and be named for that."""
+        """Host time of each part while the launch queue is not full, from the fastest host: a host whose queue was
+        always full would be slower in each replay, and be blamed for it."""
         found = []
         for rank in range(RANKS):
             hosts = np.array([[host for host, _ in self.borders(rank, step)] for step in self.steps[5:]])
             found.append([round(quantiles(gaps, n=5)[0]) for gaps in np.diff(hosts, axis=1).T.tolist()])
-        return [min(of_place) for of_place in zip(*found, strict=True)]
+        return [min(part_gaps) for part_gaps in zip(*found, strict=True)]
 
 
 def records(folder: Path, table: str) -> npt.NDArray[Any]:
-    """All rows, dated by the epoch."""
+    """All rows, with epoch times."""
     rows = np.concatenate([read_segment(path).records for path in segment_paths(folder, table)])
     later_ns = shift_ns(folder)
     for column in TABLES[table].columns:

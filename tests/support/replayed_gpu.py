@@ -6,7 +6,7 @@ Work of device and host is that of the recording, from its marks, stalls and cal
 a call starts when its stream and its rank are ready, and ends after its recorded transfer once all ranks have started;
 a stream waits for a call where it did in the recording; a host runs ahead until two steps are in its launch queue, and
 waits for the device where the loop reads its loss. All go through the real recorder; `is_stamped=False` leaves stamps
-out, as recorders did before there were any.
+out, as in older recorders.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Delay(NamedTuple):
     factor: float = 1.0
 
     def ns(self, rank: int, step: int, where: str, on: str) -> int:
-        """Delay there and then."""
+        """Delay of this work, ns."""
         return round(self.ms * 1e6) if (where, on) == (self.where, self.on) and self.holds(rank, step) else 0
 
     def times(self, rank: int, step: int, on: str) -> float:
-        """Factor of work there and then."""
+        """Factor of the duration of this work."""
         return self.factor if on == self.on and self.holds(rank, step) else 1.0
 
     def holds(self, rank: int, step: int) -> bool:
@@ -81,7 +81,7 @@ class Stop(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """What a replay is when its ranks were started again: the attempt, its first step, and how much later it runs."""
+    """The attempt that a replay writes: its number, its first step, and how much later it runs."""
 
     attempt: int = 0
     first_step: int = 1
@@ -140,7 +140,7 @@ class _Job:
                 took = NEVER
             end = self.ends[key] = min(NEVER, max(starts) + took)
             for rank, start in enumerate(starts):
-                number = self.recording.of_step[rank][step][call]
+                number = self.recording.calls_of_step[rank][step][call]
                 issued = self.played[rank].calls[number][0]
                 self.played[rank].calls[number] = (issued, start, end)
         return self.ends[key]
@@ -148,7 +148,7 @@ class _Job:
     def _last_before(self, step: int) -> tuple[int, int] | None:
         if step == self.recording.steps[0]:
             return None
-        return step - 1, len(self.recording.of_step[0][step - 1]) - 1
+        return step - 1, len(self.recording.calls_of_step[0][step - 1]) - 1
 
     def _rank(self, rank: int) -> Iterator[int]:
         rec = self.recording
@@ -162,30 +162,30 @@ class _Job:
                 device = max(device, host + LAUNCH_NS)
                 begun[step, place] = device
                 stamps.append((name, host, device))
-                late = sum(fault.ns(rank, step + 1, PLACES[place], "host") for fault in self.faults)
+                delay = sum(fault.ns(rank, step + 1, PLACES[place], "host") for fault in self.faults)
                 took = work.host_ns[place]
-                ready = host + late  # when the host goes on in this place
+                ready = host + delay  # when the host starts this part
                 if any(stop[:3] == (rank, step + 1, "host") and stop.where == PLACES[place] for stop in self.stops):
                     ready = NEVER
                 scale = 1.0
                 for fault in self.faults:
                     scale *= fault.times(rank, step + 1, "device")
-                own = round(work.device_ns[place] * scale)
+                work_ns = round(work.device_ns[place] * scale)
                 extra = sum(fault.ns(rank, step + 1, PLACES[place], "device") for fault in self.faults)
                 done, is_spent = 0, extra == 0
                 points = [point for point in work.points if point.place == place]
                 for point in points:
                     at = round(point.done_ns * scale)
-                    share = at / own if own else 0.0
+                    share = at / work_ns if work_ns else 0.0
                     enqueued = ready + round(took * share)
-                    if not is_spent and 2 * at >= own:
+                    if not is_spent and 2 * at >= work_ns:
                         device, is_spent = device + extra, True
                     device = max(device + at - done, enqueued + LAUNCH_NS if point.what == "wait" else 0)
                     done = at
                     if point.what == "call":
                         if (rank, step + 1, "device", point.call) in [stop[:4] for stop in self.stops]:
                             device = NEVER
-                        number = rec.of_step[rank][step][point.call]
+                        number = rec.calls_of_step[rank][step][point.call]
                         self.played[rank].calls[number] = (enqueued, 0, 0)
                         self.started[rank][step, point.call] = max(device, enqueued + LAUNCH_NS)
                     else:
@@ -196,15 +196,15 @@ class _Job:
                         stamps.append(("enter_wait", enqueued, device))
                         device = max(device, end)
                         stamps.append(("leave_wait", enqueued, device))
-                device += own - done + (0 if is_spent else extra)
+                device += work_ns - done + (0 if is_spent else extra)
                 host = ready + took
-            last = len(rec.of_step[rank][step]) - 1
+            last = len(rec.calls_of_step[rank][step]) - 1
             end = self._end(step, last) if last >= 0 else 0
             while end is None:
                 yield 1
                 end = self._end(step, last)
             if step % 10 == 9 and rank == 0:
-                host = max(host, device)  # it prints its loss
+                host = max(host, device)  # it reads its loss to print it
             yield 1
         stamps = self.played[rank].stamps[rec.steps[-1] + 1] = [("begin", host, max(device, host + LAUNCH_NS))]
 
@@ -256,8 +256,8 @@ def _record(
 ) -> None:
     attempt, first_step, later_ns = restart
     clock.wall_ns = played.stamps[rec.steps[0]][0][1] - 1_000_000 + later_ns
-    of_rank = {"rank": rank, "local_rank": rank, "device": f"cuda:{rank}"}
-    recorder = TapeRecorder(target, attempt=attempt, world_size=RANKS, **of_rank)  # type: ignore[arg-type]
+    identity = {"rank": rank, "local_rank": rank, "device": f"cuda:{rank}"}
+    recorder = TapeRecorder(target, attempt=attempt, world_size=RANKS, **identity)  # type: ignore[arg-type]
     for line in (source / "events.jsonl").read_text().splitlines():
         event = json.loads(line)
         if event.pop("kind") == "process_group":
@@ -267,13 +267,13 @@ def _record(
         shutil.copy(path, target / path.name)
     _move_calls(target, played.calls, shift_ns(source) - later_ns)
     if attempt:
-        _of_attempt(target, restart)
+        _set_attempt(target, restart)
     times: deque[int] = deque()
     rows = {int(row["step"]): row for row in records(source, "steps")}
-    of_step: list[npt.NDArray[Any]] = []
+    recorded_steps: list[npt.NDArray[Any]] = []
     recorder._clock._core_time = SimpleNamespace(  # type: ignore[assignment]
         begin=lambda: None,
-        end=lambda: tuple(int(of_step[-1][name]) for name in ("cpu_ns", "run_delay_ns", "major_faults")),
+        end=lambda: tuple(int(recorded_steps[-1][name]) for name in ("cpu_ns", "run_delay_ns", "major_faults")),
         close=lambda: None,
     )
     if not is_stamped:
@@ -297,7 +297,7 @@ def _record(
                 spans[-1].__enter__()
             elif what == "begin":
                 if step != rec.steps[0]:
-                    row = of_step[-1]
+                    row = recorded_steps[-1]
                     recorder.log(
                         **{name: row[name].item() for name in ("tokens", "memory_bytes", "loss") if row[name] > 0}
                     )
@@ -305,14 +305,14 @@ def _record(
                     times.append(min(NEVER, device + later_ns))
                 if step in rec.work[rank]:
                     recorder.begin_step(step + first_step)
-                    of_step.append(rows[step + 1])
+                    recorded_steps.append(rows[step + 1])
             elif recorder.stamps is not None:
                 getattr(recorder.stamps, what)()
     recorder.close()
 
 
-def _of_attempt(folder: Path, restart: Restart) -> None:
-    """Let copied tapes be those of a later attempt."""
+def _set_attempt(folder: Path, restart: Restart) -> None:
+    """Change the copied tapes to those of a later attempt."""
     for path in folder.glob("nccl_*.tape"):
         segment = read_segment(path)
         header = segment.header
@@ -329,16 +329,16 @@ def _of_attempt(folder: Path, restart: Restart) -> None:
 
 
 def _move_calls(folder: Path, calls: dict[int, tuple[int, int, int]], shift_ns: int) -> None:
-    """Date the recorded calls anew."""
+    """Set the times of the recorded calls to the replayed ones."""
     number, last = 0, max(calls)
     for path in segment_paths(folder, "nccl_calls"):
         segment = read_segment(path)
         header = segment.header
         rows = np.memmap(path, header.dtype, "r+", HEADER_BYTES, (header.capacity,))
-        for place in segment.indices:
+        for index in segment.indices:
             if number in calls:
                 issued, started, ended = (at - shift_ns for at in calls[number])
-                row = rows[place]
+                row = rows[index]
                 moved, took = started - int(row["kernel_start_ns"]), ended - started
                 if issued + shift_ns >= NEVER:
                     row["state"] = EMPTY
@@ -356,7 +356,7 @@ def _move_calls(folder: Path, calls: dict[int, tuple[int, int, int]], shift_ns: 
                     row["state"] = OPEN
                     row["kernel_end_ns"] = row["gpu_end_ns"] = row["slowest_channel_ns"] = NULL
                     row["channels_stopped"] = 0
-            elif number > last:  # of steps that are not played, which would now fall into others
-                rows[place]["state"] = EMPTY
+            elif number > last:  # calls of steps that are not replayed, which would now fall into other steps
+                rows[index]["state"] = EMPTY
             number += 1
         rows.flush()

@@ -91,7 +91,7 @@ class _Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        # At its exit an interpreter waits for children, also for one that ignores the signal to end.
+        # At exit an interpreter waits for its child processes, even for one that ignores SIGTERM.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(self._exit_code)

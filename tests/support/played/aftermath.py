@@ -1,4 +1,4 @@
-"""Records of launcher and node of a played run: its ends, readings of its devices, XIDs.
+"""Records of launcher and node of a played run: its end, readings of its devices, XIDs.
 
 write_end(run, world, layout, fault, clock)
 """
@@ -80,13 +80,13 @@ def _die(run: RunDir, write: Any, world: World, layout: Layout, fault: Fault, cl
     """The rank raises, its launcher sees it; the watchdogs of the others abort their processes after that."""
     message, xid = _DEATHS[fault.kind]
     moment = world.machines[fault.rank].log[-1][0] + 1_000_000
-    own = EventWriter(run.rank_dir(0, fault.rank) / "events.jsonl", attempt=0, rank=fault.rank)
+    rank_events = EventWriter(run.rank_dir(0, fault.rank) / "events.jsonl", attempt=0, rank=fault.rank)
     trace = f'Traceback (most recent call last):\n  File "train.py", line 140, in main\nRuntimeError: {message}\n'
-    own.write(
+    rank_events.write(
         "exception", step=fault.step, type="RuntimeError", message=message, traceback=trace,
         wall_ns=clock.wall_ns(moment),
     )  # fmt: skip
-    own.close()
+    rank_events.close()
     device = {"device": layout.device(fault.rank), "node": f"node-{fault.rank // 4}"}
     write(moment - 500_000, "xid", xid=xid, message=f"NVRM: Xid (PCI:0000:1b:00): {xid}", **device)
     seen = moment + S // 10

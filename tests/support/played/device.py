@@ -1,13 +1,13 @@
 """A played CUDA device: tensors of FakeTensorMode on "cuda", streams and events that only count.
 
-    load(folder)                       # compiles `device.cpp`; before torch is imported, in a process of its own
+    load(folder)                       # compiles `device.cpp`; before torch is imported
     with played_device() as counts:    # patches torch.cuda and enters the modes
         model = nn.Linear(4, 4, device="cuda:0")
         model(torch.empty(2, 4, device="cuda:0")).sum().backward()
     counts.kernels, counts.copies, counts.events, counts.syncs
 
-No memory is allocated and nothing is computed, so any size of model and world fits. What torch would launch is seen by
-a dispatch mode, also in autograd's thread of the device. A value that is read (`item`) is 1.
+No memory is allocated and nothing is computed, so any size of model and world fits. A dispatch mode
+counts what torch would launch, also in autograd's device thread. `item` returns 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _library: ctypes.CDLL | None = None
 
 
 def load(folder: Path) -> None:
-    """Compile and load the device. Raises RuntimeError where torch is there already, or there is no compiler."""
+    """Compile and load the device. Raises RuntimeError if torch is already imported, or without a compiler."""
     global _library
     if "torch" in sys.modules:
         raise RuntimeError("the played device must be loaded before torch is imported")
@@ -58,16 +58,16 @@ def load(folder: Path) -> None:
 
 @dataclass(slots=True)
 class Counts:
-    """Work that a device was given since `clear`."""
+    """Work given to the device since `clear`."""
 
     operators: Counter[str] = field(default_factory=Counter)
-    """Kernels by operator: everything that computes something on the device. Views and metadata are none."""
+    """Kernels by operator: everything that computes on the device, so no views."""
     copies: int = 0
     """From the device to the host, or back."""
     events: int = 0
     """Recorded on a stream."""
     stamps: int = 0
-    """Those of them that have a time."""
+    """Events with timing enabled."""
     collectives: int = 0
     syncs: int = 0
     """Waits of the host for the device: synchronisations, and copies that block."""

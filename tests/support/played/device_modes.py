@@ -18,7 +18,7 @@ _NO_KERNEL = ("prim::", "profiler::", "aten::detach", "aten::lift_fresh", "aten:
 
 
 class PlayedMode(FakeTensorMode):
-    """FakeTensorMode as it is on a machine without a device, which it asks `torch.cuda` about."""
+    """FakeTensorMode as on a machine without a device, although `torch.cuda` reports one."""
 
     @property
     def avoid_device_init(self) -> bool:
@@ -26,7 +26,7 @@ class PlayedMode(FakeTensorMode):
 
 
 class CountingMode(TorchDispatchMode):
-    """Counts what is launched on the device. Operators of the host alone are executed."""
+    """Counts what is launched on the device. Operators on host tensors are executed."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class CountingMode(TorchDispatchMode):
         name, kwargs = func._schema.name, dict(kwargs or {})
         tensors = _tensors((args, kwargs))
         if any(isinstance(tensor, DTensor) for tensor in tensors):
-            return func(*args, **kwargs)  # it comes again with its local parts
+            return func(*args, **kwargs)  # called again with the local tensors
         if name == "aten::_local_scalar_dense" and isinstance(args[0], FakeTensor):
             self._counts.copies += 1
             self._counts.syncs += 1
@@ -45,7 +45,7 @@ class CountingMode(TorchDispatchMode):
             kwargs.pop("pin_memory", None)
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
-                return result.zero_() if name == "aten::empty" else result  # else what is read back is anything
+                return result.zero_() if name == "aten::empty" else result  # uninitialised memory would be read back
         result = func(*args, **kwargs)
         self._count(func, name, args, kwargs)
         return result

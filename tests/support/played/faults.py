@@ -4,7 +4,7 @@
     fault.rank, fault.peer, fault.step
     EXPECTED["slow_link"].kind, EXPECTED["slow_link"].causes
 
-A fault changes causes only: times of kernels, transfers and hosts, programs, processes. What is recorded follows.
+A fault changes causes only: times of kernels, transfers and hosts, programs, processes. The records follow from these.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Expected:
     causes: tuple[str, ...]
     names: Named = "rank"
     also: tuple[str, ...] = ()
-    """Kinds that are true as well."""
+    """Other kinds that are correct."""
 
 
 EXPECTED: Mapping[str, Expected] = {
@@ -78,7 +78,7 @@ class Fault:
         return EXPECTED[self.kind].kind == "rank_lost"
 
     def scale(self, rank: int, step: int, what: str, ns: int) -> int:
-        """Time of a piece of work of a rank."""
+        """Duration of a piece of work of a rank, ns."""
         if rank != self.rank or step < self.step:
             return ns
         slowed = {
@@ -89,7 +89,7 @@ class Fault:
         return int(ns * self.factor) if what in slowed else ns
 
     def change(self, rank: int, step: int, ops: list[Op]) -> list[Op]:
-        """The operations of a step of a rank."""
+        """The rank's operations in a step, changed by the fault."""
         ranks = (self.rank, self.peer) if EXPECTED[self.kind].names == "pair" else (self.rank,)
         if rank not in ranks or step != self.step:
             return ops
@@ -127,8 +127,8 @@ def _nth(ops: list[Op], kind: type, number: int) -> int:
     return [i for i, op in enumerate(ops) if isinstance(op, kind)][number]
 
 
-def _before(ops: list[Op], place: int, op: Op) -> list[Op]:
-    return [*ops[:place], op, *ops[place:]]
+def _before(ops: list[Op], index: int, op: Op) -> list[Op]:
+    return [*ops[:index], op, *ops[index:]]
 
 
 def draw(kind: str, layout: Layout, seed: int) -> Fault:

@@ -1,8 +1,8 @@
 """The virtual clock of a played run: for the plugin in C, and for the recorder in Python.
 
-clock = PlayedClock(folder); library = clock.build(folder)
+library = build(folder); clock = PlayedClock(folder)
 with played_time(clock):
-    clock.set(1_000_000)               # 1 ms after the run's begin, for all that asks
+    clock.set(1_000_000)               # 1 ms after the run's start, for all readers
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLUGIN = "libplayed-plugin.so"
 
 
 def build(folder: Path) -> Path:
-    """Compile the clock and the plugin that asks it; returns the plugin. Raises BuildError."""
+    """Compile the clock and the plugin that reads it; returns the plugin. Raises BuildError."""
     clock, plugin = folder / _CLOCK, folder / _PLUGIN
     if not plugin.is_file():
         compile_plugin(plugin, flags=["-Dclock_gettime=played_clock_gettime"])
@@ -74,7 +74,7 @@ class PlayedClock:
 
 
 class _PlayedCoreTime:
-    """The host's own use of its core: it spins while it waits for its device."""
+    """CPU time of the host, which spins while it waits for its device."""
 
     clock: PlayedClock
 
@@ -94,11 +94,11 @@ def _memory_stats() -> dict[str, int]:
 
 @contextmanager
 def played_time(clock: PlayedClock) -> Iterator[None]:
-    """Let the recorder ask the played clock. Nothing of it is real, so nothing may come from the real one."""
+    """Let the recorder read the played clock, and no real one."""
     core = type("PlayedCoreTime", (_PlayedCoreTime,), {"clock": clock})
-    of_events = SimpleNamespace(time_ns=lambda: clock.mono_ns() + clock.wall_minus_mono_ns, monotonic_ns=clock.mono_ns)
+    event_time = SimpleNamespace(time_ns=lambda: clock.mono_ns() + clock.wall_minus_mono_ns, monotonic_ns=clock.mono_ns)
     with (
-        mock.patch.object(events, "time", of_events),
+        mock.patch.object(events, "time", event_time),
         mock.patch.object(memory, "_reader", return_value=_memory_stats),
         mock.patch.object(tape_recorder, "device_uuid", return_value=""),
         mock.patch.object(tape_recorder, "_monotonic_ns", clock.mono_ns),

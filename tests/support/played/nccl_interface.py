@@ -5,7 +5,7 @@
     call = comm.collective("AllReduce", count=1024, channels=2)
     call.launched(); kernel = call.kernel(0, 100); kernel.stop(250)
 
-The structs are written down here a second time, from NCCL's published headers, to check those of the plugin.
+The structs are defined again, from NCCL's published headers, to check the plugin's.
 """
 
 from __future__ import annotations
@@ -202,14 +202,14 @@ class PlayedCommunicator:
     def _constant(self, text: str, number: int) -> Any:
         return number if self.nccl.version == 1 else text.encode()
 
-    def _identified(self, fields: Structure) -> None:
+    def _set_communicator(self, fields: Structure) -> None:
         if self.nccl.version < 4:
             fields.name, fields.commHash = self.name.encode() or None, self.comm_hash
 
     def collective(self, function: str, *, count: int, channels: int = 1, seq: int = 0, root: int = 0) -> PlayedCall:
         """Begin to enqueue a collective of float32."""
         event = self.nccl.descriptor(type=COLL, rank=self.rank)
-        self._identified(event.coll)
+        self._set_communicator(event.coll)
         event.coll.seqNumber, event.coll.count, event.coll.root = seq, count, root
         event.coll.func, event.coll.datatype = self._text(function), self._constant("ncclFloat32", 7)
         event.coll.nChannels, event.coll.nWarps = channels, 4
@@ -219,7 +219,7 @@ class PlayedCommunicator:
     def point_to_point(self, function: str, *, peer: int, count: int, channels: int = 1) -> PlayedCall:
         """Begin to enqueue a send or receive of float32."""
         event = self.nccl.descriptor(type=P2P, rank=self.rank)
-        self._identified(event.p2p)
+        self._set_communicator(event.p2p)
         event.p2p.func, event.p2p.datatype = self._text(function), self._constant("ncclFloat32", 7)
         event.p2p.count, event.p2p.peer = count, peer
         if self.nccl.version >= 4:
@@ -233,7 +233,7 @@ class PlayedCommunicator:
         return PlayedCall(self, self.nccl.start(self.context, event))
 
     def group(self) -> int | None:
-        """A group event, which NCCL starts whatever the mask holds."""
+        """A group event, which NCCL starts regardless of the mask."""
         return self.nccl.start(self.context, self.nccl.descriptor(type=GROUP))
 
     def finalize(self) -> None:
@@ -283,7 +283,7 @@ class PlayedKernel:
         self.nccl, self.handle = nccl, handle
 
     def stop(self, gpu_ns: int) -> None:
-        """The kernel stops on this channel; up to version 3 NCCL does not say when on the GPU's timer."""
+        """The kernel stops on this channel; NCCL reports the GPU's timer from version 4 on."""
         if self.nccl.version >= 4:
             arguments = StateArguments()
             arguments.kernelCh.pTimer = gpu_ns

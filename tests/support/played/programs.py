@@ -5,7 +5,7 @@
 
 The order of calls is torch's: DDP reduces buckets while backward goes on; FSDP2 gathers a layer ahead, once more for
 backward, and scatters gradients after; tensor parallel sums twice a layer and direction; the pipeline runs 1F1B. The
-host waits for its device once a step, for the step before, or never but for a place in its launch queue.
+host waits once a step until its device has finished the step before, or only while its launch queue is full.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Layout:
         return {"pp": self.pp, "dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, "tp": self.tp}
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Place of a rank in the mesh."""
+        """Position of a rank in the mesh."""
         found = {}
         for name in ("tp", "dp_shard", "dp_replicate", "pp"):
             found[name], rank = rank % self.sizes[name], rank // self.sizes[name]
@@ -50,14 +50,14 @@ class Layout:
 
     def groups(self) -> dict[str, list[tuple[int, ...]]]:
         """Members of the groups of each mesh dimension, and of the world."""
-        places = {rank: self.coordinates(rank) for rank in range(self.num_ranks)}
+        coordinates = {rank: self.coordinates(rank) for rank in range(self.num_ranks)}
         found: dict[str, list[tuple[int, ...]]] = {WORLD: [tuple(range(self.num_ranks))]}
         for dim, size in self.sizes.items():
             if size > 1:
-                beside: dict[tuple[int, ...], list[int]] = {}
-                for rank, at in places.items():
-                    beside.setdefault(tuple(at[other] for other in self.sizes if other != dim), []).append(rank)
-                found[dim] = [tuple(members) for members in beside.values()]
+                by_others: dict[tuple[int, ...], list[int]] = {}
+                for rank, at in coordinates.items():
+                    by_others.setdefault(tuple(at[other] for other in self.sizes if other != dim), []).append(rank)
+                found[dim] = [tuple(members) for members in by_others.values()]
         return found
 
     def node(self, rank: int) -> int:
@@ -82,7 +82,7 @@ class Layout:
         return sorted(set(found))
 
     def neighbor(self, rank: int, distance: int) -> int:
-        """The rank of the stage `distance` further."""
+        """The rank `distance` stages further."""
         return rank + distance * (self.num_ranks // self.pp)
 
 
@@ -104,7 +104,7 @@ class Job:
     backward_ns: int = 48_000_000
     optimizer_ns: int = 4_000_000
     data_ns: int = 1_000_000
-    """Of the host."""
+    """Host time."""
     layer_count: int = 4 << 20
     """Elements of one layer's parameters."""
     activation_count: int = 2 << 20
@@ -112,9 +112,9 @@ class Job:
     reduces_by_hand: bool = False
     """The loop reduces gradients itself, between backward and optimizer, outside of any phase."""
     lag: int | None = 1
-    """Steps that the host is ahead when it waits for its device, once a step; None: only its launch queue stops it."""
+    """Steps by which the host is ahead when it waits for its device; None: it waits only for its launch queue."""
     host_ns: int = 40_000
-    """Of the host's Python for one layer: the host needs less than the device."""
+    """Host time for one layer, less than the device's."""
 
 
 @dataclass(slots=True)

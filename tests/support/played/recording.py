@@ -62,7 +62,7 @@ Emit = tuple[int, int, Callable[[], None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A run on disk, and how it was."""
+    """A run on disk, and its simulation."""
 
     run: RunDir
     world: World
@@ -120,8 +120,8 @@ def simulate(layout: Layout, *, steps: int, seed: int, fault: Fault | None, job:
         if ns is None:
             return None
         spread = 0.1 if what in ("data", "host") else 0.01
-        own = int(ns * speed[rank] * (1 + spread * dice.uniform(-1, 1)))
-        return fault.scale(rank, step, what, own) if fault else own
+        usual_ns = int(ns * speed[rank] * (1 + spread * dice.uniform(-1, 1)))
+        return fault.scale(rank, step, what, usual_ns) if fault else usual_ns
 
     def change(rank: int, step: int, ops: list[Op]) -> list[Op]:
         return fault.change(rank, step, ops) if fault else ops
@@ -269,8 +269,8 @@ class _Rank:
         act()
 
     def _enter(self, op: Span, spans: list[Any]) -> None:
-        places = {key: value for key, value in (("microbatch", op.microbatch), ("stage", op.stage)) if value >= 0}
-        span = self.recorder.span(op.kind, **places)
+        indices = {key: value for key, value in (("microbatch", op.microbatch), ("stage", op.stage)) if value >= 0}
+        span = self.recorder.span(op.kind, **indices)
         span.__enter__()
         spans.append(span)
 

@@ -13,15 +13,15 @@ __all__ = ["PlayedEvent"]
 
 
 class StampedRank(Protocol):
-    """What an event asks of its rank."""
+    """The attributes of a rank that an event reads."""
 
     clock: PlayedClock
     reached_ns: int | None
-    """When the compute stream comes to what the host does now, since the run's begin; None: never."""
+    """Time since the run's start at which the compute stream reaches the host's current operation; None: never."""
 
 
 class PlayedEvent:
-    """An event of CUDA on the compute stream of a played device."""
+    """A CUDA event on the compute stream of a played device."""
 
     def __init__(self, rank: StampedRank) -> None:
         self._rank = rank

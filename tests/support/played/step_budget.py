@@ -3,12 +3,12 @@
     python -m tests.support.played.step_budget                  # DDP, FSDP2, FSDP2 x TP, 1F1B; 2, 64 and 512 ranks
     python -m tests.support.played.step_budget --host-steps 100 --json budget.json
 
-Each row is a step of rank 0 after five others, with `rankscope.attach` and without: kernels, copies between device and
-host, events and those of them with a time (stamps), waits of the host for the device, collectives. Nothing is computed
-(`tests.support.played.device`), so these are numbers of what is launched. `--host-steps 100` adds the CPU time that
-attaching adds to a step of a small model on the CPU, over the same fake group: so many steps of each kind, in blocks by
-turns. Two calls of CUDA's runtime a stamp (some 1.5 us) come on top. 1F1B is not timed: without the played device a
-stage asks its neighbour for shapes. A row that fails says why, and the others follow.
+A row shows what `rankscope.attach` adds to a step of rank 0, after five other steps: kernels, copies between device and
+host, events and how many of them have a time (stamps), waits of the host for the device, collectives. Nothing is
+computed (`tests.support.played.device`); what is launched is counted. `--host-steps 100` also measures the CPU time
+that attaching adds to a step of a small model on the CPU, over the same fake group: so many steps of each kind, in
+alternating blocks. Each stamp takes two more calls of CUDA's runtime (some 1.5 us). 1F1B is not timed: without the
+played device a stage asks its neighbour for shapes. A row that fails shows its error.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Added:
 
 
 def added_by_attach(layout: str, ranks: int, folder: Path) -> Added:
-    """Count a step of each, in the same process."""
+    """Count a step without and a step with `attach`, in the same process."""
     with _world(ranks):
         mesh = _mesh(layout, ranks)
         with played_device() as counts:
@@ -100,7 +100,7 @@ def _counted(step: Callable[[], None], counts: Counts) -> Counts:
 def host_us(layout: str, ranks: int, folder: Path, num_steps: int) -> float:
     """CPU time that attaching adds to a step of a small model on the CPU, microseconds; stamps are not in it.
 
-    The loop runs in blocks of `BLOCK_STEPS`, by turns with the probes and without, each with a new model. A block
+    The loop runs in blocks of `BLOCK_STEPS`, alternately with and without the probes, each with a new model. A block
     counts by its quickest step, which a busy machine disturbs least; the result is the median difference of neighbours.
     """
     import torch
@@ -156,7 +156,7 @@ def _world(ranks: int) -> Iterator[None]:
 def _training(
     layout: str, mesh: Any, torch_device: str = "cuda:0", dim: int = DIM
 ) -> tuple[Any, Any, Callable[[], None]]:
-    """Model, optimizer and step of a layout, as a script of the user's would have them."""
+    """Model, optimizer and step of a layout, as in a user's script."""
     import torch
     from torch import nn
 
@@ -189,7 +189,7 @@ def _block(dim: int) -> Any:
 
 
 def _mesh(layout: str, ranks: int, device: str = "cuda") -> Any:
-    """The meshes along the dimensions of a layout. Made outside of the played device: a mesh reads numbers."""
+    """The meshes along the dimensions of a layout. Made outside of the played device: a mesh reads tensors."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if layout == "fsdp_tp":
@@ -204,22 +204,22 @@ def _mesh(layout: str, ranks: int, device: str = "cuda") -> Any:
 
 
 def _ddp(blocks: Any, mesh: Any) -> Any:
-    """DDP without what its reducer reads of tensors that have no data: parameters' shapes, an order of buckets."""
+    """DDP whose reducer reads no tensors, which have no data here: neither shapes nor an order of buckets."""
     import torch
     import torch.distributed as dist
 
     def reduce(_: Any, bucket: dist.GradBucket) -> Any:
         dist.all_reduce(bucket.buffer(), async_op=True)
-        done = torch.futures.Future()  # that of the fake group holds no tensor
+        done = torch.futures.Future()  # the fake group's future holds no tensor
         done.set_result(bucket.buffer())
         return done
 
     device_ids = None if next(blocks.parameters()).is_cpu else [0]
     model = torch.nn.parallel.DistributedDataParallel(blocks, device_ids=device_ids, init_sync=False)
-    reduce.__annotations__.clear()  # texts here, where torch looks for types
+    reduce.__annotations__.clear()  # strings here, but torch expects types
     model.register_comm_hook(None, reduce)
     model.reducer = _Reducer(model.reducer)
-    model.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)  # it asks for a timer of CUDA
+    model.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)  # it needs CUDA's timer
     return model
 
 
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layout", action="append", choices=(SINGLE, *LAYOUTS), help="these only")
     parser.add_argument("--ranks", action="append", type=int, help="these only")
     parser.add_argument(
-        "--host-steps", type=int, default=0, help="time the host in so many steps of each kind (30 and more)"
+        "--host-steps", type=int, default=0, help="time the host in so many steps of each kind (at least 30)"
     )
     parser.add_argument("--json", type=Path, help="write the table here")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Profiled steps of a played run: traces as torch.profiler writes them, compared with the truth once they are read.
+"""Profiled steps of a played run: traces as torch.profiler writes them, read and compared with the truth.
 
 exposed_points, own_ratio = compare_traces(played, folder)
 """

@@ -7,23 +7,23 @@
     run = write(recording, Path("runs/simulated"))
 
 It simulates what ranks do (work, arrival at collectives, waiting for the last member, transfers) and writes that in
-the formats of real runs. It knows nothing of the analyzers: it was written from DESIGN and the list of faults.
+the formats of real runs. It is independent of the analyzers: it was written from the list of faults.
 
     noise      how much real ranks vary, and how to fit that to a recorded run
     layout     mesh, groups, labels
     program    the operations of a step, for each layout
-    engine     gives them their time
-    transfers  how long collectives and messages take
-    taints     where a NaN goes
-    faults     what goes wrong
+    engine     computes their times
+    transfers  durations of collectives and messages
+    taints     where a NaN spreads
+    faults     faults and their effects
     curves     loss, gradient norm, learning rate
     scenario   one run from a seed
-    aftermath  what is written when it does not go on
+    aftermath  records of a run's end
     records    the tables' columns
     tapes      the files
-    on_devices what ranks on GPUs record of it
+    on_devices what ranks on GPUs record
     scale      runs of thousands of ranks, in closed form
-    schedules  pipelines played out in time, whose idle share is known
+    schedules  pipelines with a known idle share
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     write_end(recording, engine)
 
-How a standstill ends is the fault's `ending`: `frozen` (the machine or the job is taken away, nobody writes a word
-more), `interrupted` (somebody stops the job), `timeout` (the collectives' own limit makes the waiting ranks raise).
-A death of a process is seen by the launcher within its interval; over gloo its peers lose their connections at once,
-over NCCL they wait until the launcher ends them.
+The fault's `ending` says how a hang ends: `frozen` (the machine or the job disappears, nothing more is written),
+`interrupted` (a user stops the job), `timeout` (the collectives' timeout makes the waiting ranks raise). The launcher
+sees the death of a process within its interval; over gloo its peers lose their connections at once, over NCCL they wait
+until the launcher ends them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE = -1
 LAUNCHER_INTERVAL_S = 0.1
 WATCH_INTERVAL_S = 1.0
 HOLD_S = 600.0
-"""Length of a standstill before the user ends it: NCCL's own limit, and about how often people check."""
+"""Length of a hang before it ends: NCCL's default timeout, and about how often people check."""
 
 _ENDS = {
     "kill": (-9, "SIGKILL", "", ""),
@@ -63,14 +63,14 @@ _TRACE = 'Traceback (most recent call last):\n  File "trainer/rank/loop.py", lin
 
 
 def write_end(recording: Recording, engine: Engine) -> None:
-    """Add the last events and set when everybody stopped writing."""
+    """Add the last events and set when each rank stopped writing."""
     fault = recording.scenario.fault
     if recording.closed:
         _finish(recording, engine)
     elif fault is not None and fault.kind in DEATHS:
         _die(recording, engine)
     else:
-        _stand_still(recording, engine)
+        _hang(recording, engine)
 
 
 def _event(recording: Recording, rank: int, at: float, kind: str, step: int | None = None, **detail: Any) -> None:
@@ -111,7 +111,7 @@ def _die(recording: Recording, engine: Engine) -> None:
                 trace = f"{_TRACE}{text}\n"
                 _event(recording, rank, lost, "exception", step, type="RuntimeError", message=text, traceback=trace)
                 recording.until[rank] = lost
-                if rank % 3 == 0:  # some of them are gone as well when the launcher looks
+                if rank % 3 == 0:  # some have ended as well when the launcher looks
                     dead[rank] = (1, None, text)
     else:
         recording.until[:] = np.minimum(recording.until, seen + 0.5 * S)
@@ -124,7 +124,7 @@ def _die(recording: Recording, engine: Engine) -> None:
     _event(recording, NODE, seen + 1.2 * S, "run_ended", None, reason="failed", exit_code=1, message=text)
 
 
-def _stand_still(recording: Recording, engine: Engine) -> None:
+def _hang(recording: Recording, engine: Engine) -> None:
     scenario = recording.scenario
     fault = scenario.fault
     assert fault is not None, "a run without a fault stands still"
@@ -148,7 +148,7 @@ def _stand_still(recording: Recording, engine: Engine) -> None:
 
 
 def _last_begin(recording: Recording) -> float:
-    """When anybody last began anything."""
+    """Start of the last call or span of any rank."""
     begins = [row.issue for row in recording.log.collectives] + [row.start for row in recording.log.spans]
     times = np.concatenate(begins)
     return float(times[np.isfinite(times)].max())
@@ -162,15 +162,15 @@ def _take_stacks(recording: Recording, engine: Engine, at: float) -> None:
     for rank in range(len(engine.now)):
         if fault.rank == rank and fault.kind in ("stop", "data_finished"):
             continue
-        own = _STACKS.get(fault.kind) if rank == fault.rank and fault.kind in FREEZES else None
-        frames = "\n".join(f"  {line}" for line in own or _WAITING)
+        stack = _STACKS.get(fault.kind) if rank == fault.rank and fault.kind in FREEZES else None
+        frames = "\n".join(f"  {line}" for line in stack or _WAITING)
         recording.stacks[rank] = f"Current thread 0x00007f0000{rank:06x} (most recent call first):\n{frames}\n"
         answered.append(rank)
     _event(recording, NODE, at, "stacks", None, path="stacks", ranks=answered)
 
 
 def _time_out(recording: Recording, engine: Engine, end: float) -> None:
-    """The waiting ranks raise; whoever waits for nobody says nothing."""
+    """The ranks that wait in a call raise; the others write nothing."""
     scenario, log = recording.scenario, engine.log
     columns = log.columns("collectives", recording.until)
     waiting = np.unique(columns["rank"][columns["state"] == 1]) if columns else np.empty(0, np.int64)

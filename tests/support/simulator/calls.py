@@ -1,12 +1,11 @@
-"""Calls meet their like: collectives by group and number, messages by pair and direction, and then they have an end.
+"""Match calls (collectives by group and number, messages by pair and direction) and compute their ends.
 
     calls = Calls(layout, log, taints, links, now, call_s=2e-6)
-    key, row = calls.collective(role, op)       # the record; its end is filled in once the last member has come
-    calls.is_ready(key, lanes)                  # by rank, whether there is an end (which may be never)
+    key, row = calls.collective(role, op)       # the record; its end is filled in once the last member has arrived
+    calls.is_ready(key, lanes)                  # by rank, whether its end is known (it may be infinite)
 
-Calls of a group match in the order in which each member makes them, whatever their steps or sources are. Members that
-bring another operation, or another size, never get out. Where a group lies within the ranks that call together, its end
-is known at once.
+Calls of a group match in the order in which each member makes them, whatever their steps or sources are. Members
+with another operation or size never leave. If all members of a group call together, the end is known at once.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Calls:
         return self._pending[key].taint  # type: ignore[index]
 
     def forget_ended(self) -> None:
-        """Keep only calls that somebody has made and that have no end."""
+        """Keep only calls that a rank has made and whose end is not known."""
         self._pending = {key: found for key, found in self._pending.items() if (found.posted & ~found.solved).any()}
 
     def collective(self, role: Role, op: Call) -> Part:

@@ -1,7 +1,7 @@
-"""Curves of a training: loss, gradient norm, learning rate, and the marks that faults leave.
+"""Curves of a training: loss, gradient norm, learning rate, and the effects of faults.
 
-    curves = Curves(rng, noise, steps=200)
-    curves.loss(step=40)
+    curves = Curves(rng, noise, fault=None)
+    curves.reading(step=40, batch=39, taken_bad=False).loss
 
 Loss follows a noisy power law, final + amplitude x (step + offset) ^ -exponent; its noise is correlated over a few
 steps and a little heavy-tailed, as the content of real text is. The gradient norm falls with it and is noisier.
@@ -22,7 +22,7 @@ __all__ = ["Curves", "Reading"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The reduced numbers of one step, and how far this batch's own part was off on the faulty ranks."""
+    """Reduced values of one step. `local_excess`: what a bad batch adds to the loss."""
 
     loss: float
     grad_norm: float
@@ -50,7 +50,7 @@ class Curves:
         return float(self._final + (self._start - self._final) * fall)
 
     def reading(self, step: int, batch: int, taken_bad: bool) -> Reading:
-        """Numbers of a step on a batch; `taken_bad`: the faulty update was taken (so that its mark stays)."""
+        """Numbers of a step on a batch; `taken_bad`: the faulty update was applied, so that its effect remains."""
         rng = np.random.default_rng([self._seed, batch])
         slow = np.random.default_rng([self._seed, batch // 4]).standard_normal()
         wobble = 0.85 * rng.standard_t(6) / math.sqrt(1.5) + 0.5 * slow
@@ -70,7 +70,7 @@ class Curves:
                 loss *= 1.0 + 0.04 * fault.factor * math.exp(-since / 3.0)
         elif fault.kind == "lr_spike":
             lr *= 100.0 if since == 0 else 1.0
-            if since >= 1:  # the far step shows in the next loss, and heals slowly
+            if since >= 1:  # the too large update shows in the next loss, and decays slowly
                 loss += (self._start * 1.1 - loss) * math.exp(-(since - 1) / 15.0)
                 norm *= 1.0 + 6.0 * math.exp(-(since - 1) / 6.0)
         elif fault.kind == "divergence" and since > 0:

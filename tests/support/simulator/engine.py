@@ -12,11 +12,11 @@
 3. Calls of a group match in the order in which each member makes them, whatever their steps or sources are. Members
    with another operation or size never leave. Point-to-point calls match by pair and direction.
 4. A rank that dies or gets stuck has no later times: its clock is infinite, and so are those of all ranks that wait for
-   it. Records that are open then are those of a tape.
+   it. Their open records stay open, as on a tape.
 5. Tensors carry a taint (not finite): work passes it from its inputs to its outputs, a reduction to all members.
 
 Ranks with the same program form a role and advance together. If only some of them must wait, the role is split; if none
-can go on, the waiting ones wait for ever.
+can go on, the waiting ones wait forever.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .layout import Ints, Layout
 from .noise import Noise
 from .program import Call, Job, Recv, Send, SpanBegin, SpanEnd, StepBegin, Wait, Work
 from .records import PHASES, CollectiveRow, Floats, Log, SpanRow, StepRow
-from .roles import Role, Stop, awaited, places_of
+from .roles import Role, Stop, awaited, positions_of
 from .taints import Taints
 from .transfers import Links
 
@@ -226,15 +226,15 @@ class Engine:
         if not all(self.calls.is_ready(key, role.lanes).all() for key, _ in parts):
             return False
         for key, row in parts:
-            places = places_of(row, role.lanes)
-            end, now = row.end[places], self.now[role.lanes]
+            positions = positions_of(row, role.lanes)
+            end, now = row.end[positions], self.now[role.lanes]
             later = np.maximum(now, end)
             if kind == "handles":
                 waited = later - now
-                row.wait[places] += waited
+                row.wait[positions] += waited
             else:
-                waited = end - row.issue[places]
-                row.wait[places] = waited
+                waited = end - row.issue[positions]
+                row.wait[positions] = waited
             self._wait[role.lanes] += waited
             self.now[role.lanes] = later
             if kind == "p2p" and key is not None:
@@ -276,16 +276,16 @@ class Engine:
 
     def _end_span(self, role: Role) -> None:
         row = role.spans.pop()
-        places, lanes = places_of(row, role.lanes), role.lanes
-        row.end[places] = self.now[lanes]
-        waited = -row.wait[places]
-        row.wait[places] += self._wait[lanes]
+        positions, lanes = positions_of(row, role.lanes), role.lanes
+        row.end[positions] = self.now[lanes]
+        waited = -row.wait[positions]
+        row.wait[positions] += self._wait[lanes]
         phase = self._span_phase.get(self.log.names.texts[row.constants[3] - 1])
         if phase is not None:
-            self._phase_ns[lanes, phase] += row.end[places] - row.start[places]
+            self._phase_ns[lanes, phase] += row.end[positions] - row.start[positions]
             if phase < 4:
-                self._phase_wait[lanes, phase] += row.wait[places]
-            self._add_gap(lanes, self._gap_before[PHASES[phase]], row.start[places], waited)
+                self._phase_wait[lanes, phase] += row.wait[positions]
+            self._add_gap(lanes, self._gap_before[PHASES[phase]], row.start[positions], waited)
             self._gap_start[lanes], self._gap_start_wait[lanes] = self.now[lanes], self._wait[lanes]
 
     def _add_gap(self, lanes: Ints, gap: int, until: Floats, waited: Floats) -> None:
@@ -314,12 +314,12 @@ class Engine:
     def _end_step(self, role: Role) -> None:
         row, lanes = role.step_row, role.lanes
         assert row is not None
-        places = places_of(row, lanes)
-        row.end[places] = self.now[lanes]
-        row.phase_ns[places], row.wait_ns[places] = self._phase_ns[lanes], self._phase_wait[lanes]
+        positions = positions_of(row, lanes)
+        row.end[positions] = self.now[lanes]
+        row.phase_ns[positions], row.wait_ns[positions] = self._phase_ns[lanes], self._phase_wait[lanes]
         self._add_gap(lanes, len(GAPS) - 1, self.now[lanes], self._wait[lanes])
-        row.gap_ns[places], row.gap_wait_ns[places] = self._gap_ns[lanes], self._gap_wait[lanes]
-        row.total_wait_ns[places] += self._wait[lanes]
-        row.cpu_ns[places], row.gc_ns[places] = self._cpu[lanes], self._gc[lanes]
-        row.run_delay_ns[places] = self._run_delay[lanes]
+        row.gap_ns[positions], row.gap_wait_ns[positions] = self._gap_ns[lanes], self._gap_wait[lanes]
+        row.total_wait_ns[positions] += self._wait[lanes]
+        row.cpu_ns[positions], row.gc_ns[positions] = self._cpu[lanes], self._gc[lanes]
+        row.run_delay_ns[positions] = self._run_delay[lanes]
         self.now[lanes] += 20e-6 * NS  # the loop's work between two steps

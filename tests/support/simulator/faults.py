@@ -28,9 +28,9 @@ SLOW = (
 DEATHS = ("kill", "segfault", "exception", "out_of_memory", "data_exhausted", "exit")
 """A process ends."""
 FREEZES = ("stop", "gil", "hang", "slow_loader_hang", "checkpoint_hang")
-"""A process stays and does nothing more."""
+"""A process stays alive and makes no progress."""
 CONTROL = ("mismatch_op", "mismatch_size", "skip_collective", "order_inversion", "missing_recv", "data_finished")
-"""A rank's program is another than its peers'."""
+"""A rank's program differs from its peers'."""
 NUMERIC = (
     "nan_grad", "inf_activation", "overflow", "bad_batch", "lr_spike", "divergence", "bit_flip", "bit_flip_optimizer",
     "bit_flip_shard",
@@ -63,7 +63,7 @@ class Fault:
 
 
 def adapted(job: Job, fault: Fault | None, layout: Layout) -> Job:
-    """The job as the fault makes it."""
+    """The job, changed by the fault."""
     if fault is None or fault.kind != "uneven_stages":
         return job
     work = [1.0] * layout.pp
@@ -72,7 +72,7 @@ def adapted(job: Job, fault: Fault | None, layout: Layout) -> Job:
 
 
 def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Generator) -> None:
-    """Set how fast everybody is in a step."""
+    """Set the speed of each rank in a step."""
     for values in engine.factor.values():
         values[:] = 1.0
     for values in (*engine.extra_s.values(), *engine.busy_s.values()):
@@ -83,7 +83,7 @@ def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Gen
     if fault is None or not fault.is_on(step):
         return
     rank, factor = fault.rank, fault.factor
-    own_s = (engine.job.forward_s + engine.job.backward_s) * engine.layout.microbatches
+    compute_s = (engine.job.forward_s + engine.job.backward_s) * engine.layout.microbatches
     match fault.kind:
         case "slow_compute":
             engine.factor["forward"][rank] = engine.factor["backward"][rank] = factor
@@ -95,11 +95,11 @@ def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Gen
             lanes = engine.layout.nodes() == engine.layout.nodes()[rank]
             engine.factor["forward"][lanes] = engine.factor["backward"][lanes] = factor
         case "slow_data":
-            engine.extra_s["data"][rank] = (factor - 1.0) * own_s
+            engine.extra_s["data"][rank] = (factor - 1.0) * compute_s
         case "slow_gap":
-            (engine.extra_s if fault.asleep else engine.busy_s)[fault.what][rank] = (factor - 1.0) * own_s
+            (engine.extra_s if fault.asleep else engine.busy_s)[fault.what][rank] = (factor - 1.0) * compute_s
         case "collections":
-            engine.collections_s[rank] = (factor - 1.0) * own_s
+            engine.collections_s[rank] = (factor - 1.0) * compute_s
         case "dead_link":
             engine.links.dead_rank = rank
         case "slow_link":
@@ -132,11 +132,11 @@ def taints_of(fault: Fault | None, step: int, layout: Layout) -> tuple[list[tupl
 
 
 def stops_of(fault: Fault | None) -> list[Stop]:
-    """Operation in which a rank stops for ever."""
+    """Operation in which a rank stops forever."""
     if fault is None or fault.kind not in (*DEATHS, *FREEZES):
         return []
-    places = {"data_exhausted": "data", "slow_loader_hang": "data", "checkpoint_hang": "checkpoint"}
-    what = places.get(fault.kind) or fault.what or "backward"
+    phases = {"data_exhausted": "data", "slow_loader_hang": "data", "checkpoint_hang": "checkpoint"}
+    what = phases.get(fault.kind) or fault.what or "backward"
     return [
         Stop(
             rank=fault.rank,
@@ -150,52 +150,54 @@ def stops_of(fault: Fault | None) -> list[Stop]:
 
 
 def roles_of(programs: Sequence[list[Op]], layout: Layout, steps: list[int], fault: Fault | None) -> list[Role]:
-    """The roles of some steps: one a stage, and one for the rank whose program is another."""
+    """The roles of some steps: one per stage, and one for a rank with a different program."""
     width = layout.width
     lanes = [np.arange(stage * width, (stage + 1) * width) for stage in range(layout.pp)]
     if fault is None or fault.kind not in CONTROL or fault.step not in steps:
-        return [Role(own, program * len(steps), steps) for own, program in zip(lanes, programs, strict=True)]
+        return [
+            Role(stage_lanes, program * len(steps), steps) for stage_lanes, program in zip(lanes, programs, strict=True)
+        ]
     roles = []
-    for own, program in zip(lanes, programs, strict=True):
-        others = own[own != fault.rank]
+    for stage_lanes, program in zip(lanes, programs, strict=True):
+        others = stage_lanes[stage_lanes != fault.rank]
         if len(others):
             roles.append(Role(others, program * len(steps), steps))
-        if len(others) < len(own):
+        if len(others) < len(stage_lanes):
             before = steps.index(fault.step)
             changed = _changed(program, fault, layout)
             if fault.kind == "data_finished":
-                roles.append(Role(own[own == fault.rank], program * before, steps))
+                roles.append(Role(stage_lanes[stage_lanes == fault.rank], program * before, steps))
             else:
                 ops = program * before + changed + program * (len(steps) - before - 1)
-                roles.append(Role(own[own == fault.rank], ops, steps))
+                roles.append(Role(stage_lanes[stage_lanes == fault.rank], ops, steps))
     return [role for role in roles if role.ops]
 
 
 def _changed(program: list[Op], fault: Fault, layout: Layout) -> list[Op]:
     ops = list(program)
-    place = target_of(program, fault, layout)
-    op = ops[place]
+    index = target_of(program, fault, layout)
+    op = ops[index]
     match fault.kind:
         case "mismatch_op" if isinstance(op, Call):
             other = "all_gather" if op.op != "all_gather" else "broadcast"
-            ops[place] = replace(op, op=other, caller="train.py:88 log_metrics")
+            ops[index] = replace(op, op=other, caller="train.py:88 log_metrics")
         case "mismatch_size" if isinstance(op, Call):
-            ops[place] = replace(op, num_bytes=op.num_bytes // 2, shape=f"{int(op.shape.split('x')[0]) // 2 or 1}")
+            ops[index] = replace(op, num_bytes=op.num_bytes // 2, shape=f"{int(op.shape.split('x')[0]) // 2 or 1}")
         case "skip_collective":
-            del ops[place]
+            del ops[index]
         case "missing_recv":
-            begin = max(i for i in range(place) if isinstance(ops[i], SpanBegin))
-            end = next(i for i in range(place, len(ops)) if isinstance(ops[i], SpanEnd))
+            begin = max(i for i in range(index) if isinstance(ops[i], SpanBegin))
+            end = next(i for i in range(index, len(ops)) if isinstance(ops[i], SpanEnd))
             del ops[begin : end + 1]
         case "order_inversion":
             # The loss is summed over the world before the last gradients, not after.
             loss = next(i for i, o in enumerate(ops) if isinstance(o, Call) and o.tensor == "loss" and o.dim == WORLD)
-            ops.insert(place, ops.pop(loss))
+            ops.insert(index, ops.pop(loss))
     return ops
 
 
 def target_of(program: list[Op], fault: Fault, layout: Layout) -> int:
-    """Place of the operation that the faulty rank treats differently."""
+    """Index of the operation that the faulty rank changes."""
     if fault.kind == "missing_recv":
         return [i for i, op in enumerate(program) if isinstance(op, Recv)][-1]
     calls = [(i, op) for i, op in enumerate(program) if isinstance(op, Call)]

@@ -15,7 +15,7 @@ NODE = -1
 
 
 def introduction(scenario: Scenario) -> list[Event]:
-    """Write the records of launcher, watch and ranks before the first step."""
+    """The events of launcher, watch and ranks before the first step."""
     layout, at, nodes = scenario.layout, scenario.layout.coordinates(), scenario.layout.nodes()
     launched = {"nproc_per_node": layout.ranks_per_node, "max_restarts": 0}
     events = [

@@ -1,4 +1,4 @@
-"""Layout of ranks: their places in the mesh and their process groups.
+"""Layout of ranks: their positions in the mesh and their process groups.
 
     layout = Layout(pp=2, dp_shard=4, tp=2)
     layout.num_ranks                 # 16

@@ -3,8 +3,8 @@
     run = write_long(LongRun(seed=3, noise=OVERSUBSCRIBED, steps=20_000), Path("runs/long"))
 
 One reduction a step, so that a step has a closed form: a rank's own time is drawn, the step lasts as long as its
-slowest rank and the transfer, everybody else waits. What `engine` plays call by call in some milliseconds a step, this
-writes in some microseconds: for detectors that must keep silent over a million steps.
+slowest rank and the transfer, everybody else waits. A step takes some microseconds (in `engine` some milliseconds),
+which is enough for a million steps over which detectors must stay silent.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ def _columns(
         checkpoint[long.busy_rank, steps % 200 == 0] = job.checkpoint_s * 1e9
     transfer = 3e6 * lognormal(noise.transfer_ratio, len(steps))
     transfer *= np.where(rng.random(len(steps)) < noise.transfer_tail_probability, noise.transfer_tail_factor, 1.0)
-    # All meet at the end of the backward pass; what a rank did after the last meeting makes it later at this one.
-    late = optimizer + checkpoint
-    late = np.concatenate([np.zeros((long.ranks, 1)), late[:, :-1]], axis=1)
-    arrival = late + data + forward + backward
+    # All meet at the end of the backward pass; what a rank does after that delays its next arrival.
+    rest = optimizer + checkpoint
+    rest_before = np.concatenate([np.zeros((long.ranks, 1)), rest[:, :-1]], axis=1)
+    arrival = rest_before + data + forward + backward
     meeting = arrival.max(axis=0) + transfer
     wait = meeting - arrival
     first = steps == 1
-    duration = meeting - late + optimizer + checkpoint + first * noise.compile_s * 1e9
+    duration = meeting - rest_before + rest + first * noise.compile_s * 1e9
     ends = begin_ns + np.cumsum(duration.max(axis=0))
     starts = np.concatenate([[begin_ns], ends[:-1]])
     return {

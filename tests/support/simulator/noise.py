@@ -5,8 +5,8 @@
     noise = OVERSUBSCRIBED             # the same with fewer cores than ranks: measured
     noise = fit_noise(store)           # what a recorded run shows
 
-Ratios are relative standard deviations unless the name says otherwise. Where a figure was not measured by us it is an
-assumption, and says so; `fit_noise` replaces those that a recorded run can tell.
+Ratios are relative standard deviations unless the name says otherwise. Figures that were not
+measured are marked as assumed; `fit_noise` replaces those that a recorded run shows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Noise:
     loss_ratio: float = 0.02
     """Batch noise of the global loss (assumed; falls with the batch size)."""
     local_loss_ratio: float = 0.03
-    """Spread of the ranks' own losses round the global one (assumed)."""
+    """Spread of the ranks' local losses around the global one (assumed)."""
     grad_norm_ratio: float = 0.12
     """Noise of the gradient norm, lognormal (assumed)."""
 
@@ -103,7 +103,7 @@ class Readable(Protocol):
 
 
 def fit_noise(store: Readable, start: Noise = QUIET, *, skip_steps: int = 5) -> Noise:
-    """The noise of a recorded, healthy run; what it cannot tell is taken from `start`.
+    """The noise of a recorded, healthy run; what it does not show is taken from `start`.
 
     1. Own compute of a rank in a step = forward + backward, without the time blocked in collectives.
     2. log(own) = step's median + rank's median + residual: the deviations of the three are `step_ratio`, `rank_ratio`
@@ -124,8 +124,8 @@ def fit_noise(store: Readable, start: Noise = QUIET, *, skip_steps: int = 5) -> 
     by_rank = np.median(logs - by_step, axis=0, keepdims=True)
     residual = logs - by_step - by_rank
     compute = _robust(residual)
-    late = residual > 5.0 * max(compute, 1e-4)
-    late_s = (own * (1.0 - np.exp(-residual)))[late]
+    preempted = residual > 5.0 * max(compute, 1e-4)
+    preempted_s = (own * (1.0 - np.exp(-residual)))[preempted]
     data = np.log(np.maximum(_grid(table, "data_s"), 1e-9))
     data_residual = data - np.median(data)
     change = np.diff(np.log(np.maximum(_grid(table, "loss")[:, 0], 1e-9)))
@@ -135,8 +135,8 @@ def fit_noise(store: Readable, start: Noise = QUIET, *, skip_steps: int = 5) -> 
         "compute_ratio": compute,
         "rank_ratio": float(np.std(by_rank)),
         "step_ratio": _robust(np.diff(by_step[:, 0])) / np.sqrt(2.0),
-        "preemptions_per_s": float(late.sum() / max(np.nansum(_grid(table, "duration_s")), 1e-9)),
-        "preemption_s": float(late_s.mean()) if len(late_s) else start.preemption_s,
+        "preemptions_per_s": float(preempted.sum() / max(np.nansum(_grid(table, "duration_s")), 1e-9)),
+        "preemption_s": float(preempted_s.mean()) if len(preempted_s) else start.preemption_s,
         "data_ratio": _robust(data_residual),
         "data_miss_probability": float(np.mean(data_residual > np.log(5.0))),
         "loss_ratio": _robust(change) / np.sqrt(2.0),

@@ -1,15 +1,15 @@
-"""A recording as ranks on GPUs leave it: calls by the NCCL plugin, and of steps what a host beside its device knows.
+"""A recording as ranks on GPUs write it: calls from the NCCL plugin, and steps as far as hosts can time them.
 
     columns = step_columns(log.columns("steps", until))
-    calls, communicators = nccl_columns(log, log.columns("collectives", until), last_ns)
+    calls, communicators = nccl_columns(log, log.columns("collectives", until), until, is_closed=True)
 
-1. Where events on the device could not be recorded, the step clock measures neither its phases and gaps nor waits:
-   UNSET. Loading, checkpoints and evaluations are the host's. With stamps all are the device's, which stands still for
-   its host while that loads and in all gaps. Spans have no wait.
-2. Calls are those of the plugin (`nccl_calls`): enqueued when the rank came to them, handed to the device then, started
-   when the former call of the same group, or pair, was over, and spinning until the last member's has started. What is
-   queued behind a call that never ends neither starts nor ends.
-3. What the wrapper knows is not there: shapes, callers, whether a buffer held NaN, how long a host waited.
+1. Where events on the device could not be recorded, the step clock measures neither the device's phases and gaps nor
+   waits: they are UNSET. Data loading, checkpoints and evaluations are timed on the host. With stamps all times are the
+   device's, which idles while the host loads data and in all gaps. Spans have no wait.
+2. Calls are the plugin's (`nccl_calls`): enqueued and launched when the rank reaches them, started when the previous
+   call of the same group, or pair, has ended, and spinning until the last member's has started. Calls queued behind one
+   that never ends neither start nor end.
+3. What only the wrapper knows is missing: shapes, callers, whether a buffer held NaN, how long a host waited.
 
 Simplified: the host does not run ahead of its device, so its spans are as long as the device's work.
 """
@@ -59,10 +59,10 @@ def stamped_columns(columns: Columns) -> Columns:
     """The `steps` of a rank on a GPU whose device was stamped in every step."""
     done = columns["state"] == COMPLETE
     found = columns | {"stamped_steps": np.where(done, 1, _NONE_I64)}
-    for place in ("data", "forward", "backward", "optimizer", *GAPS):
-        stood = place == "data" or place in GAPS
-        late = columns[f"{place}_ns"] - columns[f"{place}_wait_ns"] if stood else np.zeros_like(columns["step"])
-        found[f"{place}_late_ns"] = np.where(done, np.maximum(late, 0), _NONE_I64)
+    for part in ("data", "forward", "backward", "optimizer", *GAPS):
+        is_idle = part == "data" or part in GAPS
+        idle_ns = columns[f"{part}_ns"] - columns[f"{part}_wait_ns"] if is_idle else np.zeros_like(columns["step"])
+        found[f"{part}_late_ns"] = np.where(done, np.maximum(idle_ns, 0), _NONE_I64)
     return found
 
 
@@ -83,8 +83,8 @@ def nccl_columns(log: Log, collectives: Columns, until: Floats, *, is_closed: bo
     groups = communicators_of(layout)
     communicator, size = np.zeros(len(rank), np.int64), np.ones(len(rank), np.int64)
     for number, dim in enumerate(groups):
-        own = collectives["process_group"] == log.label_ids(dim)[rank]
-        communicator[own], size[own] = number, layout.members(dim).shape[1]
+        in_group = collectives["process_group"] == log.label_ids(dim)[rank]
+        communicator[in_group], size[in_group] = number, layout.members(dim).shape[1]
     peer = collectives["peer"]
     stage = layout.coordinates()["pp"]
     peer = np.where(peer < 0, _NONE_I32, stage[np.maximum(peer, 0)])
@@ -99,9 +99,9 @@ def nccl_columns(log: Log, collectives: Columns, until: Floats, *, is_closed: bo
     count = collectives["bytes"] // item[collectives["dtype"]]
     count = np.where(function[collectives["op"]] == log.names("ReduceScatter"), count // size, count)
     channels = np.where(is_message, 1, (1 << CHANNELS) - 1)
-    place = np.arange(len(rank)) - np.searchsorted(rank, rank)
+    position = np.arange(len(rank)) - np.searchsorted(rank, rank)
     calls: Columns = {
-        "call": place, "seq": collectives["seq"], "nccl_seq": np.where(is_message, _NONE_I64, collectives["seq"]),
+        "call": position, "seq": collectives["seq"], "nccl_seq": np.where(is_message, _NONE_I64, collectives["seq"]),
         "count": count, "enqueue_ns": issue, "launched_ns": np.where(issue + LAUNCH_NS < until[rank], issue, _NONE_I64),
         "kernel_start_ns": start, "kernel_end_ns": end, "gpu_start_ns": start, "gpu_end_ns": end,
         "slowest_channel_ns": np.where(done, end - start, _NONE_I64),
@@ -119,7 +119,7 @@ def nccl_columns(log: Log, collectives: Columns, until: Floats, *, is_closed: bo
 def nccl_queue_times(
     rank: Any, communicator: Any, op: Any, peer: Any, issue: Any, end: Any, until: Floats
 ) -> tuple[Any, Any]:
-    """When kernels started and ended: after the former call of the group, or of the pair in one direction."""
+    """When kernels start and end: after the previous call of the group, or of the pair in one direction."""
     direction = np.where(peer >= 0, op, 0)
     order = np.lexsort((np.arange(len(rank)), peer, direction, communicator, rank))
     key = np.stack((rank, communicator, direction, peer))[:, order]
@@ -128,10 +128,10 @@ def nccl_queue_times(
     num_open = np.cumsum(ended < 0) - (ended < 0)
     is_behind = num_open > np.maximum.accumulate(np.where(follows, 0, num_open))
     ended = np.where(is_behind, _NONE_I64, ended)
-    former = np.where(follows, np.concatenate(([0], ended[:-1])), 0)
-    began = np.maximum(issue[order] + SEEN_LATE_NS, former)
+    previous = np.where(follows, np.concatenate(([0], ended[:-1])), 0)
+    began = np.maximum(issue[order] + SEEN_LATE_NS, previous)
     began = np.where(ended >= 0, np.minimum(began, ended), began)
-    began = np.where((former < 0) | (began >= until[rank[order]]), _NONE_I64, began)
+    began = np.where((previous < 0) | (began >= until[rank[order]]), _NONE_I64, began)
     start, in_order = np.empty_like(began), np.empty_like(ended)
     start[order], in_order[order] = began, ended
     return start.astype(np.int64), in_order
@@ -143,18 +143,18 @@ def _communicators(log: Log, groups: list[str], until: Floats, *, is_closed: boo
     parts = []
     for number, dim in enumerate(groups):
         members = layout.members(dim)
-        place, first, spread = (np.empty(len(ranks), np.int64) for _ in range(3))
-        place[members] = np.arange(members.shape[1])[None, :]
+        position, first, spread = (np.empty(len(ranks), np.int64) for _ in range(3))
+        position[members] = np.arange(members.shape[1])[None, :]
         first[members] = members[:, :1]
         spread[members] = np.array([len(np.unique(nodes[group])) for group in members])[:, None]
-        parts.append((np.full(len(ranks), number), first, np.full(len(ranks), members.shape[1]), place, spread))
-    number, first, size, place, spread = (np.concatenate(column) for column in zip(*parts, strict=True))
+        parts.append((np.full(len(ranks), number), first, np.full(len(ranks), members.shape[1]), position, spread))
+    number, first, size, position, spread = (np.concatenate(column) for column in zip(*parts, strict=True))
     rank = np.tile(ranks, len(groups))
     order = np.lexsort((number, rank))
     ends = until[rank] if is_closed else np.full(len(rank), np.inf)
     columns: Columns = {
         "communicator": number, "comm_hash": (number + GROUPS_FIRST_ID) << 32 | first, "comm_name": np.zeros_like(rank),
-        "num_ranks": size, "comm_rank": place, "num_nodes": spread,
+        "num_ranks": size, "comm_rank": position, "num_nodes": spread,
         "interface_version": np.full(len(rank), INTERFACE_VERSION), "event_mask": np.full(len(rank), EVENT_MASK),
         "created_ns": np.zeros_like(rank),
         "finalized_ns": np.where(np.isfinite(ends), np.where(np.isfinite(ends), ends, 0), _NONE_I64).astype(np.int64),

@@ -3,7 +3,7 @@
     ops = step_program(layout, job, stage=0)
 
 A program names the pieces of work, the collectives and the point-to-point calls with their sizes, and which tensors
-each reads and writes (so that a NaN goes where it would go). It knows nothing of time: `engine` gives it that.
+each reads and writes, so that a NaN spreads as in a real run. `engine` computes the times.
 The order of calls is that of torch: DDP reduces buckets from the last block to the first while backward goes on; FSDP2
 gathers a block before it is used, once more for backward, and scatters its gradients after; tensor parallel sums twice
 a block and direction; a pipeline follows GPipe or 1F1B.
@@ -48,7 +48,7 @@ class Job:
     gap_s: float = 100e-6
     """Own work in each gap between phases."""
     batch_by_hand: bool = False
-    """Batches are made after the optimizer, where an attached loop's step ends, and not in a span of data."""
+    """Batches are made after the optimizer, where an attached loop's step ends, and not in a `data` span."""
     block_bytes: int = 32 << 20
     activation_bytes: int = 8 << 20
     local_tokens: int = 16384
@@ -62,7 +62,7 @@ class Job:
     link_bytes_per_s: float = 40e9
     """Between ranks of one node."""
     network_bytes_per_s: float = 20e9
-    """Between nodes, a rank."""
+    """Between nodes, per rank."""
     latency_s: float = 15e-6
 
 
@@ -164,7 +164,7 @@ class _Builder:
 
     @property
     def share(self) -> float:
-        """Work of this stage against the mean one."""
+        """Relative work of this stage."""
         return self.job.stage_work[self.stage] if self.job.stage_work else 1.0
 
     def span(self, kind: str, body: Callable[[], None], microbatch: int = -1) -> None:
@@ -192,9 +192,7 @@ class _Builder:
                 self.span("backward", partial(self.backward, number, reduce=last), number)
         self.gap("backward_to_optimizer")
         if self.layout.num_ranks > 1:
-            self.span(
-                "optimizer", lambda: self.ops.append(Call(WORLD, "all_reduce", "loss", 16, "2", _LOSS, "", "float64"))
-            )
+            self.span("optimizer", self.agree)
             self.span("optimizer", self.clip)
         self.span("optimizer", self.update)
         self.gap("after_optimizer", self.job.data_s if self.job.batch_by_hand else 0.0)
@@ -222,10 +220,7 @@ class _Builder:
                 "forward", seconds, number, block, (before, f"weight{block}"), f"act{number}.{block}", _FORWARD
             )
         if self.stage == layout.pp - 1:
-            last = f"act{number}.{layout.layers - 1}"
-            self.ops.append(
-                Work("forward", 0.05 * seconds, (last,), ("loss", "local_loss", f"loss{number}"), number, layout.layers)
-            )
+            self.head(number, 0.05 * seconds)
 
     def head(self, number: int, seconds: float) -> None:
         """The loss of a microbatch, on the last stage."""
@@ -325,10 +320,7 @@ class _Builder:
                 "forward", seconds, number, block, (before, f"weight{block}"), f"act{number}.{block}", _PIPELINE
             )
         if self.stage == self.layout.pp - 1:
-            last = f"act{number}.{self.layout.layers - 1}"
-            self.ops.append(
-                Work("forward", 0.0, (last,), ("loss", "local_loss", f"loss{number}"), number, self.layout.layers)
-            )
+            self.head(number, 0.0)
 
     def backward_chunk(self, number: int, *, last: bool) -> None:
         size, shape = self.job.activation_bytes, f"4x2048x{self.job.activation_bytes // (4 * 2048 * 2)}"

@@ -4,7 +4,7 @@ job = Job(ranks=4)
 job.collective("all_reduce", ranks=[0, 1, 2])       # entered and not left: rank 3 is missing
 job.write(folder)                                   # nccl_trace_rank_0 ... as the watchdog names them
 
-It simulates what the recorder stores and knows nothing of what an analyzer looks for.
+It simulates what the recorder stores, independently of the analyzers.
 """
 
 from __future__ import annotations
@@ -82,25 +82,26 @@ class Job:
             self._p2p(members[target], group, f"recv {target}<-{source}", state)
 
     def coalesced(self, ops: dict[int, list[str]], *, group: str = "0", state: str = "started") -> None:
-        """A batch of p2p calls a rank: none of them has events, the entry `coalesced` behind them has."""
+        """A batch of p2p calls per rank: only the entry `coalesced` after them has events."""
         self.now_ns += MS
         for rank, names in ops.items():
             number = self._next(rank, group, "p2p")
             for name in [*names, "coalesced"]:
-                own = state if name == "coalesced" else "scheduled"
+                entry_state = state if name == "coalesced" else "scheduled"
                 before = self.seq.get((rank, group, "collective"), 0)
-                self._record(rank, group, name, own, collective=before, p2p=number,
+                self._record(rank, group, name, entry_state, collective=before, p2p=number,
                              sizes=[[8]] if name != "coalesced" else [], dtypes=["Float"], is_p2p=True,
-                             retired=own == "completed")  # fmt: skip
+                             retired=entry_state == "completed")  # fmt: skip
 
     def dump(self, rank: int) -> dict[str, Any]:
         """One rank's dump, as unpickled."""
-        own = [name for name, (_, members) in self.groups.items() if rank in members]
+        groups_of_rank = [name for name, (_, members) in self.groups.items() if rank in members]
         return {
             "version": self.version,
             "comm_lib_version": "2.27.3",
             "pg_config": {
-                name: {"name": name, "desc": self.groups[name][0], "ranks": str(self.groups[name][1])} for name in own
+                name: {"name": name, "desc": self.groups[name][0], "ranks": str(self.groups[name][1])}
+                for name in groups_of_rank
             },
             "pg_status": {
                 str(i): {
@@ -108,7 +109,7 @@ class Job:
                     "last_started_collective": self.seq.get((rank, name, "collective"), 0),
                     "last_completed_collective": 0,
                 }
-                for i, name in enumerate(own)
+                for i, name in enumerate(groups_of_rank)
             },
             "entries": self.entries[rank][-self.ring :],
         }
@@ -116,7 +117,7 @@ class Job:
     def write(
         self, folder: Path, *, ranks: Sequence[int] | None = None, after_s: float = 600.0, as_json: bool = False
     ) -> Path:
-        """Write the dumps; the files' times are so many seconds after the newest record."""
+        """Write the dumps; the files' times are `after_s` after the newest record."""
         folder.mkdir(parents=True, exist_ok=True)
         for rank in range(self.num_ranks) if ranks is None else ranks:
             path = folder / (f"{PREFIX}{rank}.json" if as_json else f"{PREFIX}{rank}")

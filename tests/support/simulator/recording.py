@@ -33,7 +33,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Scenario to simulate. `recovers`: a bad step is refused, a good state restored, the batch left out."""
+    """Scenario to simulate. `recovers`: a bad step is refused, a good state restored, the batch skipped."""
 
     seed: int
     layout: Layout
@@ -46,7 +46,7 @@ class Scenario:
     on_devices: bool = False
     """Record what probes of ranks on GPUs can: see `on_devices`."""
     stamped: bool = False
-    """With the times of the devices; else as where events could not be recorded."""
+    """With device times; otherwise as where events could not be recorded."""
     recovers: bool = True
     missing_tables: tuple[str, ...] = ()
     missing_ranks: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class Scenario:
 
 @dataclass(slots=True)
 class Event:
-    """One line of somebody's `events.jsonl`; `rank` -1: the node process."""
+    """One line of an `events.jsonl`; `rank` -1: the node process."""
 
     rank: int
     time_ns: float

@@ -1,7 +1,7 @@
 """Records of the engine in the order seen, and as columns of the tables in the order in which each rank wrote them.
 
     log = Log(layout)
-    row = log.collective(...)            # the engine fills in `end` and `wait` when they are known
+    log.collectives.append(row)          # the engine fills in `end` and `wait` when they are known
     log.columns("collectives", until)    # {"rank": ..., "state": ..., column: array}
 
 A time that never came is infinite: a record whose begin never came was not written, one whose end never came is open.
@@ -30,7 +30,7 @@ _NONE_I32, _NONE_I64 = int(UNSET["i32"]), int(UNSET["i64"])
 
 
 class Names:
-    """Texts by number, from 1; 0 is no name. Each rank numbers them in an order of its own when they are written."""
+    """Texts by number, from 1; 0 is no name. When they are written, each rank numbers them in a different order."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -108,7 +108,7 @@ class Log:
     def columns(self, table: str, until: Floats) -> Columns:
         """A table's columns with `rank` and `state`, by rank and in the order of writing.
 
-        `until` is the time at which each rank stopped writing: later begins are gone, later ends are open.
+        `until` is the time at which each rank stopped writing: what begins later is dropped, what ends later is open.
         """
         return getattr(self, f"_{table}")(until)  # type: ignore[no-any-return]
 
@@ -255,6 +255,6 @@ def _ordered(
     """The kept records by rank; within one, in the order in which they began (which is that of writing)."""
     columns["rank"] = rank
     columns["state"] = np.where(done, COMPLETE, OPEN)
-    places = np.flatnonzero(keep)
-    places = places[np.lexsort((begin[places], rank[places]))]
-    return {name: np.asarray(values)[places] for name, values in columns.items()}
+    order = np.flatnonzero(keep)
+    order = order[np.lexsort((begin[order], rank[order]))]
+    return {name: np.asarray(values)[order] for name, values in columns.items()}

@@ -1,7 +1,7 @@
 """Ranks that run the same program, how far they are in it, and what they wait for.
 
 role = Role(lanes=np.arange(8), ops=program, steps=[1])
-other = role.split(stay)          # those that need not wait go on as a role of their own
+other = role.split(stay)          # those that need not wait go on as a separate role
 awaited(other)                    # [(key of a call, its record), ...]
 """
 
@@ -16,12 +16,12 @@ from .layout import Ints
 from .program import Op
 from .records import CollectiveRow, SpanRow, StepRow
 
-__all__ = ["Role", "Stop", "awaited", "places_of"]
+__all__ = ["Role", "Stop", "awaited", "positions_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """A rank that never gets past a piece of work. `dies`: it writes no more, not even what was its turn."""
+    """A rank that never finishes a piece of work. `dies`: its process ends, so it writes nothing more."""
 
     rank: int
     step: int
@@ -49,11 +49,11 @@ class Role:
 
     @property
     def phase(self) -> int:
-        """The number of the name of the span that it is in; 0 outside of spans."""
+        """Name number of the current span; 0 outside of spans."""
         return self.spans[-1].constants[3] if self.spans else 0
 
     def split(self, stay: npt.NDArray[np.bool_]) -> Role:
-        """Take the lanes that need not stay out into a role of their own."""
+        """Move the lanes that need not stay to a new role."""
         other = Role(
             self.lanes[~stay], self.ops, self.steps, self.pc, self.step, self.begun, self.waiting,
             {handle: list(parts) for handle, parts in self.handles.items()}, list(self.spans), self.step_row,
@@ -71,6 +71,6 @@ def awaited(role: Role) -> list[tuple[object, CollectiveRow]]:
     return [what]  # type: ignore[list-item]
 
 
-def places_of(row: CollectiveRow | SpanRow | StepRow, lanes: Ints) -> Ints | slice:
+def positions_of(row: CollectiveRow | SpanRow | StepRow, lanes: Ints) -> Ints | slice:
     """Positions of these ranks in a row that was written before their role was split."""
     return slice(None) if len(row.lanes) == len(lanes) else np.searchsorted(row.lanes, lanes)

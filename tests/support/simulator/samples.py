@@ -29,7 +29,7 @@ def parameter_name(layout: Layout, stage: int, block: int, parameter: str) -> st
 
 
 def is_hit(taints: Taints, parameter: str) -> bool:
-    """Return True if a parameter takes part in a taint: of one element, only one has."""
+    """Return True if a parameter is hit by a taint; a taint of one element hits only one parameter."""
     return not taints.one_element or parameter == PARAMETERS[2]
 
 
@@ -93,8 +93,8 @@ class Samples:
                         log.fingerprints.append((own, step, 1, log.names(prefix + name), hashes, now[own], None))
 
     def _chain_rows(self, step: int, now: Any, fault: Fault | None) -> None:
-        """Shards that nobody else holds: read after the optimizer's step and again before the next. One row for all
-        of a rank's tensors, and one for the tensor that is another then."""
+        """Shards that no other rank holds: hashed after the optimizer's step and again before the next. One row for
+        all of a rank's tensors, and one for a tensor that differs then."""
         layout, log = self._layout, self._engine.log
         ranks = np.flatnonzero(np.isfinite(now))
         expected = _mix(ranks, step * 1_000_003 + self._seed)
@@ -113,7 +113,7 @@ class Samples:
 
 
 def _is_flipped(fault: Fault, step: int, block: int, parameter: str, prefix: str) -> bool:
-    """A flipped parameter stays another one, because all replicas add the same update; so does a moment."""
+    """A flipped parameter stays different, because all replicas add the same update; so does a moment."""
     if step < fault.step or block != fault.block or parameter != PARAMETERS[2]:
         return False
     return fault.kind == "bit_flip_optimizer" or (fault.kind == "bit_flip" and prefix == "")

@@ -104,8 +104,8 @@ def _write_steps(size: Size, run: RunDir, job: Job) -> tuple[int, float]:
         for low in range(0, size.ranks, _RANKS_AT_ONCE):
             block = own[low : low + _RANKS_AT_ONCE]
             records = _step_records(job, steps, starts, durations, block, longest + transfer, loss)
-            for place, part in enumerate(records):
-                rank = low + place
+            for index, part in enumerate(records):
+                rank = low + index
                 written += write_segments(
                     run.rank_dir(0, rank), _STEPS, part, rank=rank, mono_ns=_BOOT_NS,
                     wall_minus_mono_ns=EPOCH_NS - _BOOT_NS, first_segment=number, first_record=first,
@@ -182,15 +182,15 @@ def _end(size: Size, end_ns: float) -> list[Event]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write one run and say how long that took."""
+    """Write one run and print how long that took."""
     parser = argparse.ArgumentParser(prog="tests.support.simulator.scale", description="a run of many ranks, on disk")
-    parser.add_argument("path", type=Path, help="the run's folder, made anew")
+    parser.add_argument("path", type=Path, help="the run's folder, which is created")
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--in-flight", type=int, default=0, help="end in a hang with so many calls in flight a rank")
     parser.add_argument("--slow-rank", type=int, default=-1, help="a rank that is slow from the middle on, or hangs")
     parser.add_argument("--factor", type=float, default=1.05)
-    parser.add_argument("--ranks-per-node", type=int, default=8, help="each node has a store of its own")
+    parser.add_argument("--ranks-per-node", type=int, default=8, help="each node has a separate store")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel coordinates")
     parser.add_argument("--pp", type=int, default=1, help="pipeline coordinates")
     parser.add_argument("--seed", type=int, default=0)

@@ -96,7 +96,7 @@ class _Simulation:
         return self._programs[key]
 
     def _warm_up(self) -> None:
-        """The first step compiles; that takes each rank about, and not exactly, the same time."""
+        """The first step compiles, which takes about the same time on each rank."""
         noise, count = self.scenario.noise, self.layout.num_ranks
         first = noise.compile_s * np.exp(0.05 * self.rng.standard_normal(count))
         self._compile = {1: first, 2: 0.15 * first, 3: 0.03 * first}
@@ -116,7 +116,7 @@ class _Simulation:
     # Numbers.
 
     def _after(self, steps: list[int], batch: int) -> tuple[int, int]:
-        """Fill in what the steps' numbers were; returns the last step and the next batch after them."""
+        """Fill in the steps' values; returns the last step and the next batch."""
         rows = self.engine.log.steps[self._first_row :]
         for step in steps:
             reading = self.curves.reading(step, batch, self.bad_taken)
@@ -180,19 +180,19 @@ class _Simulation:
         return bad or spiked
 
     def _local_losses(self, reading: Reading) -> Any:
-        """Each rank's own loss: their mean is the global one; ranks of a tensor-parallel group have the same."""
+        """Local loss of each rank: their mean is the global one; ranks of a tensor-parallel group have the same."""
         layout = self.layout
         num_data = layout.width // layout.tp
-        own = reading.loss - reading.local_excess
-        local = own * (1.0 + self.scenario.noise.local_loss_ratio * self._local_rng.standard_normal(num_data))
-        local += own - local.mean()
+        mean_loss = reading.loss - reading.local_excess
+        local = mean_loss * (1.0 + self.scenario.noise.local_loss_ratio * self._local_rng.standard_normal(num_data))
+        local += mean_loss - local.mean()
         if reading.local_excess and self.fault is not None:
             hit = np.ones(num_data, bool) if self.fault.other < 0 else np.arange(num_data) == self.fault.other
             local += reading.local_excess * num_data / hit.sum() * hit
         return local[self.data_rank]
 
     def _nonfinite_counts(self) -> Any:
-        """Elements counted after the reduction, where anything was; one or all of a block's."""
+        """Non-finite elements by rank after the reduction, one or all of a block; None if there are none."""
         counts = np.zeros(self.layout.num_ranks, dtype=np.int64)
         each = (
             1 if self.engine.taints.one_element else self.job.block_bytes // 4 // self.layout.dp_shard // self.layout.tp
@@ -238,7 +238,7 @@ class _Simulation:
         detail = {"from_step": step, "to_step": back, "tier": "memory", "reason": reason, "duration_s": took}
         self.events.append(Event(0, at + took * 1e9, "rollback", step, detail | {"skipped_batches": [batch]}))
         engine.taints.clear()
-        if self.fault is not None and self.fault.kind != "bad_batch":  # that one comes with its batch
+        if self.fault is not None and self.fault.kind != "bad_batch":  # that one recurs with its batch
             self.fault = self.curves.fault = replace(self.fault, step=10**9)
         return back
 
@@ -263,10 +263,10 @@ class _Simulation:
             self.events.append(Event(rank, float(self.engine.now[rank]), "nonfinite", step, detail))
 
     def _write_replay(self, step: int, batch: int) -> None:
-        """Write what `trainer.replay.triage` records of a step whose batch is skipped: the fault came back.
+        """Write what `trainer.replay.triage` records of a step whose batch is skipped: the fault recurs.
 
-        Each rank watches its own operations, so a NaN of its own is seen before any reduction, and one made by a
-        reduction nowhere.
+        Each rank checks its own operations: a NaN that it produces is seen before any reduction, and one that a
+        reduction produces is seen by no rank.
         """
         fault = self.fault
         made_by_rank = fault is not None and fault.kind in ("nan_grad", "inf_activation")

@@ -1,12 +1,12 @@
-"""Pipeline schedules played out in time, whose idle share is known exactly: the truth that a measurement is held to.
+"""Simulated pipeline schedules whose idle share is known exactly: the reference for its measurement.
 
     played = play("1f1b", ranks=32, microbatches=64, jitter_ratio=0.05, seed=0)
-    played.idle_ratio                 # by the simulation's own clock
-    played.spans                      # what the ranks would have recorded, each by a clock of its own
+    played.idle_ratio                 # by the simulation's clock
+    played.spans                      # what the ranks would have recorded, each by a separate clock
 
 Forward takes 1, backward 2 (zero-bubble: 1 for the input's gradient, 1 for the weights'), a message 0.01, all with
 jitter; a rank's stages share its work. gpipe, 1f1b and interleaved run in their fixed orders; zero-bubble (after Qi et
-al. 2023) takes what is ready: a backward before a forward before a weight, with as many microbatches in flight as 1f1b.
+al. 2023) runs what is ready: a backward before a forward before a weight, with as many microbatches in flight as 1f1b.
 
     python -m tests.support.simulator.schedules        # the table: 4 to 32 stages
 """
@@ -53,7 +53,7 @@ def play(
     left = [list(order) for order in orders]
     while any(left):
         moved = False
-        for rank in sorted(range(ranks), key=now.__getitem__):  # who is behind in time decides first
+        for rank in sorted(range(ranks), key=now.__getitem__):  # the rank that is behind goes first
             action = _next(schedule, rank, ranks, left[rank], done[rank], ends, now[rank], last_stage)
             if action is None:
                 continue
@@ -67,14 +67,14 @@ def play(
             left[rank].remove(action)
             moved = True
             break
-        assert moved, f"{schedule} stands still"
-    busy = [sum(end - start for _, start, end in own) for own in done]
-    total = max(own[-1][2] for own in done) - min(own[0][1] for own in done)
+        assert moved, f"{schedule} is stuck"
+    busy = [sum(end - start for _, start, end in actions) for actions in done]
+    total = max(actions[-1][2] for actions in done) - min(actions[0][1] for actions in done)
     skews = rng.integers(-(10**12), 10**12, ranks)
     rows = [
         (rank, stage, number, kind, skews[rank] + round(start * UNIT_NS), skews[rank] + round(end * UNIT_NS))
-        for rank, own in enumerate(done)
-        for (kind, stage, number), start, end in own
+        for rank, actions in enumerate(done)
+        for (kind, stage, number), start, end in actions
     ]
     columns = list(zip(*rows, strict=True))
     spans = PipelineSpans(
@@ -104,7 +104,7 @@ def _next(
     schedule: str, rank: int, ranks: int, left: list[Action], done: list[tuple[Action, float, float]],
     ends: dict[Action, float], now: float, last_stage: int,
 ) -> Action | None:  # fmt: skip
-    """Next operation of a rank, if that is decided already."""
+    """Next operation of a rank, if it can already be decided."""
     if not left:
         return None
     if schedule != "zero_bubble":
@@ -158,10 +158,9 @@ def main() -> None:
             ranks = stages // 2 if schedule == "interleaved_1f1b" else stages
             played = play(schedule, ranks=ranks, microbatches=2 * ranks, jitter_ratio=0.05)
             (step,) = measure_idle(played.spans, range(ranks))
-            off = 100 * (step.idle_ratio - played.idle_ratio)
-            print(
-                f"{schedule:17} {stages:6} {2 * ranks:12} {played.idle_ratio:7.2%} {step.idle_ratio:8.2%} {off:+10.3f}"
-            )
+            points = 100 * (step.idle_ratio - played.idle_ratio)
+            ratios = f"{played.idle_ratio:7.2%} {step.idle_ratio:8.2%} {points:+10.3f}"
+            print(f"{schedule:17} {stages:6} {2 * ranks:12} {ratios}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     run = write(recording, Path("runs/simulated"), until_step=50)
 
 The segments have the header and the record layout of `probes.tape.format.writer.TapeWriter`, but are written whole,
-with numpy: a rank's records of a table at once. A test holds the two against each other. With `until_step` the run is
+with numpy: a rank's records of a table at once. A test compares the two. With `until_step` the run is
 written as if it had ended there.
 """
 
@@ -56,8 +56,8 @@ def write(recording: Recording, path: Path, *, until_step: int | None = None) ->
     if scenario.on_devices:
         is_closed = recording.closed or until_step is not None
         columns = _on_devices(log, columns, until, is_closed=is_closed, stamped=scenario.stamped)
-    for table, of_table in columns.items():  # all names are known by now: a rank's numbers go round them
-        run.write_tape(table, of_table, len(log.names.texts))
+    for table, table_columns in columns.items():  # all names are known by now, which the numbering needs
+        run.write_tape(table, table_columns, len(log.names.texts))
     run.write_names(log.names.texts)
     run.write_events(recording.events if until_step is None else _cut(recording.events, cut_ns, run.ranks, until_step))
     for rank, text in recording.stacks.items():
@@ -82,11 +82,11 @@ def _on_devices(
 
 def _cut(events: Sequence[Event], cut_ns: float, ranks: Sequence[int], step: int) -> list[Event]:
     """The events up to a step, and the clean end of a run there."""
-    kept = [event for event in events if event.time_ns < cut_ns and event.kind not in _ENDS]
+    earlier = [event for event in events if event.time_ns < cut_ns and event.kind not in _ENDS]
     closed: dict[str, Any] = {"probe_errors": {}, "dropped_records": {}}
     finished = {"reason": "finished", "exit_code": 0, "message": ""}
-    kept += [Event(rank, cut_ns + 2e6, "rank_closed", step, closed) for rank in ranks]
-    return [*kept, Event(NODE_RANK, cut_ns + 0.3e9, "run_ended", None, finished)]
+    earlier += [Event(rank, cut_ns + 2e6, "rank_closed", step, closed) for rank in ranks]
+    return [*earlier, Event(NODE_RANK, cut_ns + 0.3e9, "run_ended", None, finished)]
 
 
 class Run:
@@ -118,12 +118,12 @@ class Run:
         records = _packed(table, columns, self.boot_ns, num_names)
         bounds = np.searchsorted(columns["rank"], np.arange(self.scenario.layout.num_ranks + 1))
         for rank in self.ranks:
-            own = records[bounds[rank] : bounds[rank + 1]]
-            if len(own):
+            of_rank = records[bounds[rank] : bounds[rank + 1]]
+            if len(of_rank):
                 boot = int(self.boot_ns[rank])
                 back_at, back_by = self._step_back_ns(rank)
                 write_segments(
-                    self.folders[rank], table, own, rank=rank, mono_ns=boot,
+                    self.folders[rank], table, of_rank, rank=rank, mono_ns=boot,
                     wall_minus_mono_ns=EPOCH_NS + int(self.skew_ns[rank]) - boot,
                     back_at_mono_ns=back_at, back_by_ns=back_by,
                 )  # fmt: skip
@@ -136,25 +136,27 @@ class Run:
         return int(self.boot_ns[rank]) + int(clock.step_back_after_s * 1e9), int(clock.step_back_s * 1e9)
 
     def write_names(self, texts: Sequence[str], *, in_order: bool = False) -> None:
-        """Every rank's `names.jsonl`; unless `in_order`, each rank has met them in another order."""
+        """Every rank's `names.jsonl`; unless `in_order`, each rank numbers them differently."""
         for rank in self.ranks:
             lines = [json.dumps({"id": 1, "name": "(too many names)"})]
-            own = _own_number(np.arange(1, len(texts) + 1), 0 if in_order else rank, len(texts))
-            lines += [json.dumps({"id": int(number), "name": text}) for number, text in zip(own, texts, strict=True)]
+            numbers = _rank_numbers(np.arange(1, len(texts) + 1), 0 if in_order else rank, len(texts))
+            lines += [
+                json.dumps({"id": int(number), "name": text}) for number, text in zip(numbers, texts, strict=True)
+            ]
             for file in ("names.jsonl", NAMES_FILE) if self.scenario.on_devices else ("names.jsonl",):
                 (self.folders[rank] / file).write_text("\n".join(lines) + "\n")
 
     def write_events(self, events: Sequence[Event]) -> None:
-        """Everybody's `events.jsonl`."""
+        """The `events.jsonl` of all ranks and of the node."""
         by_writer: dict[int, list[Event]] = {}
         for event in events:
             by_writer.setdefault(event.rank, []).append(event)
-        for rank, own in by_writer.items():
+        for rank, written in by_writer.items():
             if rank != NODE_RANK and rank not in self.folders:
                 continue
             folder = self.run.node_dir(0) if rank == NODE_RANK else self.folders[rank]
             folder.mkdir(exist_ok=True)
-            lines = [self._line(event) for event in sorted(own, key=lambda event: event.time_ns)]
+            lines = [self._line(event) for event in sorted(written, key=lambda event: event.time_ns)]
             (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
 
     def _line(self, event: Event) -> str:
@@ -198,13 +200,13 @@ def _manifest(scenario: Scenario, name: str) -> dict[str, Any]:
     }
 
 
-def _own_number(numbers: npt.NDArray[Any], rank: int | npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """A rank's own numbers of the shared names: it met them in another order. 1 is taken, 0 is no name."""
+def _rank_numbers(numbers: npt.NDArray[Any], rank: int | npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """A rank's numbers for the shared names, in a different order on each. 1 is taken, 0 is no name."""
     return np.where(numbers > 0, 2 + (numbers - 1 + rank) % max(count, 1), 0)
 
 
 def record_dtype(table: Table) -> np.dtype[Any]:
-    """The record of a table as a numpy type, from the one description of it."""
+    """The record of a table as a numpy type, from the schema."""
     packed, columns = record_layout(table)
     names, formats, offsets, offset = [], [], [], 0
     for column in columns:
@@ -232,7 +234,7 @@ def _packed(table: Table, columns: Columns, boot_ns: npt.NDArray[Any], num_names
         if column.is_time:
             values = np.where(values < 0, values, values.astype(np.int64) + boot_ns[rank])
         elif column.type == "name":
-            values = _own_number(values, rank, num_names)
+            values = _rank_numbers(values, rank, num_names)
         records[column.name] = values
     records["state"] = columns["state"]
     return records

@@ -4,7 +4,7 @@
     links.slow[3] = 8.0                       # everything that leaves rank 3 takes eight times as long
     ends = links.collective("tp", groups, arrival, "all_reduce", 1 << 20, first=False)
 
-A collective starts when its last member has come and the group's former transfer is over. All times in ns.
+A collective starts when its last member has arrived and the group's previous transfer is over. All times in ns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Links:
         self.slow = np.ones(layout.num_ranks)
         """How many times as long a transfer over the rank's outgoing link takes."""
         self.dead_rank = -1
-        """A rank whose network is gone: transfers that it has a part in never end."""
+        """A rank whose network is gone: transfers in which it takes part never end."""
         self._nodes = layout.nodes()
         self._free: dict[str, Floats] = {}
 
@@ -49,11 +49,11 @@ class Links:
         if first:
             seconds = seconds + noise.communicator_s
         links = self.slow[groups]
-        lasts = np.broadcast_to(seconds[:, None], groups.shape)
+        durations = np.broadcast_to(seconds[:, None], groups.shape)
         if (links > 1.0).any():
-            lasts = _graded(seconds, links)
-        lasts = np.where((groups == self.dead_rank).any(axis=1)[:, None], np.inf, lasts)
-        end: Floats = start[:, None] + lasts * NS + np.abs(rng.standard_normal(groups.shape)) * (noise.exit_s * NS)
+            durations = _graded(seconds, links)
+        durations = np.where((groups == self.dead_rank).any(axis=1)[:, None], np.inf, durations)
+        end: Floats = start[:, None] + durations * NS + np.abs(rng.standard_normal(groups.shape)) * (noise.exit_s * NS)
         free[groups] = end.max(axis=1)[:, None]
         return end
 
@@ -76,15 +76,16 @@ def _graded(seconds: Floats, links: Floats) -> Floats:
     """(groups, members) durations of a ring in which some links are slow.
 
     Every chunk passes every link, one after the other, so the whole takes as long as the slowest link needs for all
-    its chunks. The receiver behind that link gets each chunk at the link's pace; the member d places further has got
-    its last chunk d - 1 rounds earlier, at least after what a healthy ring takes. The sender is busy until the end.
+    its chunks. The receiver behind that link gets each chunk at the link's pace; the member d positions further gets
+    its last chunk d - 1 rounds earlier, but not before a healthy ring would deliver it. The sender is busy until the
+    end.
     """
     count, members = links.shape
     rounds = 2 * (members - 1)
     worst = links.argmax(axis=1)
     slow = links.max(axis=1)
     distance = (np.arange(members)[None, :] - worst[:, None] - 1) % members  # 0: right behind the slow link
-    left = np.maximum(1.0, slow[:, None] - (slow[:, None] - 1.0) * distance / rounds)
-    left[np.arange(count), worst] = slow
-    lasts: Floats = seconds[:, None] * left
-    return lasts
+    factors = np.maximum(1.0, slow[:, None] - (slow[:, None] - 1.0) * distance / rounds)
+    factors[np.arange(count), worst] = slow
+    durations: Floats = seconds[:, None] * factors
+    return durations
