@@ -13,12 +13,12 @@ import pytest
 from rankscope.import_names import claim_names
 from tests.depth import NIGHTLY
 
-claim_names()  # `rankscope.attach` and `probes.attach` are one module in a test as in a process of ours
+claim_names()  # `rankscope.attach` and `probes.attach` are the same module in tests, as in Rankscope's processes
 
 # Four ranks share two cores in these tests: one thread each, or they spend their time waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A variable of a launcher, or of a user's shell, that would change what a test sees.
+# Variables of a launcher or of a user's shell that would change the result of a test.
 _LEAKING_PREFIXES = ("RANKSCOPE_", "TORCHELASTIC_", "TORCH_FR_", "OTEL_", "SLURM_")
 _LEAKING_NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -27,7 +27,7 @@ _E2E_TIMEOUT_S = 300
 _HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _TRIALS = Path(__file__).parent / "trials"
 
-# `ci`: few examples, the same in each run. `nightly`: many, and others each time. No deadline: machines are crowded.
+# `ci`: few examples, the same in each run. `nightly`: many, different ones each time. No deadline on busy machines.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=15, derandomize=True)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=300)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -41,8 +41,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not NIGHTLY and not any("::" in argument for argument in config.args):
-        left = [item for item in items if item.get_closest_marker("later")]
-        config.hook.pytest_deselected(items=left)
+        deselected = [item for item in items if item.get_closest_marker("later")]
+        config.hook.pytest_deselected(items=deselected)
         items[:] = [item for item in items if not item.get_closest_marker("later")]
     for item in items:
         if _folder(item) in ("e2e", "trials"):
@@ -68,7 +68,7 @@ def _has_cuda() -> bool:
 
 @pytest.fixture(autouse=True)
 def own_signal_handlers() -> Iterator[None]:
-    """No test leaves a handler behind: a child that another starts would ignore the signal to end."""
+    """Restore signal handlers after each test: a child that a later test starts would inherit an ignored signal."""
     before = {number: signal.getsignal(number) for number in _HANDLED}
     yield
     for number, handler in before.items():
@@ -78,7 +78,7 @@ def own_signal_handlers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test inherits a launcher's variables; one that needs them sets them."""
+    """Remove a launcher's variables; a test that needs them sets them."""
     for name in list(os.environ):
         if name in _LEAKING_NAMES or name.startswith(_LEAKING_PREFIXES):
             monkeypatch.delenv(name)

@@ -1,10 +1,10 @@
-"""How much a test tries where more is more of the same: little in each run, all of it at night and in `make trials`.
+"""Number of cases that a test tries: some of them in each run, all of them nightly and in `make trials`.
 
-DAMAGES = tried(150, nightly=500)          # nightly: HYPOTHESIS_PROFILE=nightly, as of Hypothesis
+DAMAGES = tried(150, nightly=500)          # nightly: HYPOTHESIS_PROFILE=nightly
 LAYOUTS = usually({"fsdp": ..., "fsdp x tp": ..., "fsdp x tp, bf16": ...}, later=["fsdp x tp, bf16"])
 
-`later` names what consists of parts that others have, too; `@later("where its parts are")` is for a whole test.
-tests/trials/test_depth.py runs all of it.
+`later` names cases whose parts are covered by other cases; `@later("tests that cover its parts")` marks a whole test.
+tests/trials/test_depth.py runs all cases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def later(parts: str) -> pytest.MarkDecorator:
-    """Leave a test, or one of its parameters, to the night (tests/conftest.py), or to who names it (`file::test`)."""
+    """Run a test, or one of its parameters, only nightly or if it is named (`file::test`); see tests/conftest.py."""
     return pytest.mark.later(parts)
 
 
@@ -29,6 +29,6 @@ def tried(usually: int, *, nightly: int) -> int:
 
 
 def usually(cases: Mapping[str, Case], *, later: Collection[str]) -> dict[str, Case]:
-    """All of them at night, else without those of `later`."""
+    """All cases nightly, otherwise those that are not in `later`."""
     assert cases.keys() >= set(later), set(later) - cases.keys()
     return {name: case for name, case in cases.items() if NIGHTLY or name not in later}

@@ -1,4 +1,4 @@
-"""Synthetic runs on real tapes: N ranks, M steps, with the timings and faults that a test says.
+"""Synthetic runs on real tapes: N ranks, M steps, with the timings and faults that a test asks for.
 
     run = make_run(tmp_path, ranks=4, steps=100, slow={3: 1.5}, phase="forward")     # rank 3 computes 1.5 times as long
     run = make_run(tmp_path, hang={2: 40})                  # rank 2 stops joining collectives in step 40
@@ -6,9 +6,9 @@
     with Store.open(run) as store: ...
 
 How time passes: in each step a rank does its own work of a phase (data, forward, backward, optimizer), and at the end
-of `collective_phases` joins an all_reduce, which all ranks leave together, `collective_ms` after the last of them
-came. So the wait of a collective follows from the slowest rank's arrival, as in a real run. Work is jittered by a
-seeded random factor. The tapes are written by `TapeWriter`, `NameWriter` and `EventWriter`, with a clock of their own.
+of `collective_phases` joins an all_reduce, which all ranks leave together, `collective_ms` after the last arrival. So
+the wait in a collective follows from the slowest rank, as in a real run. Work is jittered by a
+seeded random factor. The tapes are written by `TapeWriter`, `NameWriter` and `EventWriter`, with simulated times.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ PHASE_SHARES = {"data": 0.04, "forward": 0.30, "backward": 0.50, "optimizer": 0.
 """How a step's own work is divided."""
 _GAP_BEFORE = {"forward": "before_forward", "backward": "forward_to_backward", "optimizer": "backward_to_optimizer"}
 MS = 1_000_000
-_PLACES = {table.name: {column.name: i for i, column in enumerate(table.columns)} for table in TABLES.values()}
-"""Of each column in a row, by table."""
+_COLUMN_INDEX = {table.name: {column.name: i for i, column in enumerate(table.columns)} for table in TABLES.values()}
+"""Index of each column in a row, by table."""
 
 
 def empty_run(tmp_path: Path, *, name: str = "synthetic", **manifest: Any) -> RunDir:
@@ -98,11 +98,11 @@ class RankWriter:
 
     def append(self, table: str, state: int, **values: Any) -> int:
         """Store a record; texts become name numbers."""
-        assert values.keys() <= _PLACES[table].keys(), f"no such column in {table}: {sorted(values)}"
+        assert values.keys() <= _COLUMN_INDEX[table].keys(), f"no such column in {table}: {sorted(values)}"
         tape = self.tape(table)
         row = tape.unset_row()
         for name, value in values.items():
-            row[_PLACES[table][name]] = self.name(table, value) if isinstance(value, str) else value
+            row[_COLUMN_INDEX[table][name]] = self.name(table, value) if isinstance(value, str) else value
         return tape.append(state, *row)
 
     def complete(self, table: str, slot: int, **values: Any) -> None:
@@ -113,12 +113,12 @@ class RankWriter:
         tape.complete(slot)
 
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
-        """One event, at this rank's present time."""
+        """Write an event at this rank's current time."""
         times = {"wall_ns": self.now_ns + self.wall_minus_mono_ns, "mono_ns": self.now_ns}
         self.events.write(kind, step=step, **{**times, **detail})
 
     def close(self, *, clean: bool = True) -> None:
-        """End; a rank that did not end cleanly leaves no `rank_closed` and no seal."""
+        """Close the files; without `clean`, no `rank_closed` is written and the tapes are not sealed."""
         if clean:
             self.event("rank_closed", probe_errors={}, dropped_records={})
             for tape in self.tapes.values():
@@ -176,10 +176,10 @@ def make_run(
     nan             {rank: step} whose local gradients are NaN; the step is refused by all ranks
     hang            {rank: step} in which it stops before its first collective; its peers wait for ever
     kill            {rank: step} in which it dies before its first collective; its peers wait for ever
-    gradients_every one row a parameter in each so many steps
-    run, attempt    go on in a run that is there, e.g. after a restart
+    gradients_every steps between records of each parameter's gradient; 0: none
+    run, attempt    continue an existing run, e.g. after a restart
     identities      {rank: columns of table `ranks`}, e.g. another node_rank
-    end             reason of `run_ended`; "": none was written (nor is one after a hang or a kill)
+    end             reason of `run_ended`; "": no such event, as after a hang or a kill
     """
     slow, spikes, nan, hang, kill = slow or {}, spikes or {}, nan or {}, hang or {}, kill or {}
     phases = (phase,) if isinstance(phase, str) else tuple(phase)
@@ -233,7 +233,7 @@ def make_run(
                     rank.stopped |= step in (hang.get(number), kill.get(number))
                 _all_reduce(everybody, step=step, phase=name, group=group, transfer_ms=collective_ms, nan=nan)
                 if any(rank.stopped for rank in everybody):
-                    return _broken_off(run, everybody, node, kill=kill)
+                    return _abort(run, everybody, node, kill=kill)
             for number, rank in enumerate(everybody):
                 now = rank.writer.now_ns
                 rank.work_ns[name] = now - entered[number]
@@ -266,7 +266,7 @@ def make_run(
 
 
 def still_training(run: RunDir) -> RunDir:
-    """Take the ends of the ranks out of its events, as if they trained on."""
+    """Remove the ranks' `rank_closed` events, as if they were still training."""
     for path in run.path.glob("tapes/attempt-*/rank-*/events.jsonl"):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(line for line in lines if json.loads(line)["kind"] != "rank_closed"))
@@ -276,7 +276,7 @@ def still_training(run: RunDir) -> RunDir:
 def _all_reduce(
     everybody: list[_Rank], *, step: int, phase: str, group: str, transfer_ms: float, nan: Mapping[int, int]
 ) -> None:
-    """All leave together, some time after the last came; nobody leaves if somebody does not come."""
+    """Record an all-reduce that ends some time after the last arrival; it stays open if a rank does not join."""
     slots = {}
     for number, rank in enumerate(everybody):
         if rank.stopped:
@@ -342,8 +342,8 @@ def _end_step(rank: _Rank, step: int, start_ns: int, loss: float, *, bad: bool, 
         )
 
 
-def _broken_off(run: RunDir, everybody: list[_Rank], node: EventWriter, *, kill: Mapping[int, int]) -> RunDir:
-    """Nobody came back: tapes stay as they are, the launcher says what it saw."""
+def _abort(run: RunDir, everybody: list[_Rank], node: EventWriter, *, kill: Mapping[int, int]) -> RunDir:
+    """Close a run that hangs or lost a rank: tapes stay open, and the launcher records the killed ranks."""
     for number, rank in enumerate(everybody):
         rank.writer.close(clean=False)
         if number in kill and rank.stopped:

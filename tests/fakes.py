@@ -1,4 +1,4 @@
-"""Stand-ins that several test files use: a driver library without a GPU, and the end of a process within one.
+"""Fakes for several test files: an NVML without a GPU, and the death of a process simulated within it.
 
 nvml = FakeNvml()
 nvml.failing["nvmlDeviceGetPowerUsage"] = nvml.NVML_ERROR_NOT_SUPPORTED
@@ -17,7 +17,7 @@ __all__ = ["FakeNvml", "ProcessEnd"]
 
 
 class ProcessEnd(BaseException):
-    """SIGKILL at one point of the code: no handler of exceptions acts on it, and shared memory stays."""
+    """Simulates SIGKILL at a point of the code: `except Exception` does not catch it, and shared memory stays."""
 
 
 class NVMLError(Exception):
@@ -29,7 +29,7 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """Answers of nvidia-ml-py, as far as `watch.health.nvml` asks: two devices, of which fields can be made to fail."""
+    """The part of nvidia-ml-py that `watch.health.nvml` uses, with two devices; functions can be made to fail."""
 
     NVMLError = NVMLError
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_TIMEOUT, NVML_ERROR_GPU_IS_LOST = 3, 10, 15
@@ -48,7 +48,7 @@ class FakeNvml:
         self.released = threading.Event()
         self.events: queue.Queue[tuple[int, str]] = queue.Queue()
         self.freed = 0
-        self.slices: dict[str, list[str | None]] = {}  # of a GPU in MIG mode; None: a place without one
+        self.slices: dict[str, list[str | None]] = {}  # MIG devices by GPU; None: an empty slot
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)

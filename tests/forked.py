@@ -1,11 +1,11 @@
-"""Python processes for tests, forked from one that has imported torch and the project: a `subprocess.Popen` of them.
+"""Python processes for tests, forked from a server that has imported torch and the project, as with `Popen`.
 
     process = ForkedPython(["-m", "trainer.rank.worker", str(config)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     done = run_python(["-m", "rankscope", "compare", a, b])    # as subprocess.run with its output captured as text
 
 Most of the time of a short process is its imports: 2 to 4 CPU-seconds for torch and the trainer. A fork has its own
-pid, environment, folder, session, signals, output and `__main__`, and ends as an interpreter does. Where a test is
-about imports, about variables that are read at an import, or about the parent of a process, it starts an interpreter.
+pid, environment, folder, session, signals, output and `__main__`, and ends as an interpreter does. A test
+about imports, about variables that are read at import, or about a parent process starts an interpreter instead.
 
 `forks=True` is for a process that forks others itself: it is given a channel to the same server. With
 `forks_python=True` the watch and the ranks of scripts that a launcher starts are forks, too (`tests.local_forks`).
@@ -30,9 +30,9 @@ from typing import Any
 from tests.forking_server import CHANNEL, MAX_MESSAGE_BYTES
 
 ROOT = Path(__file__).parent.parent
-_GIVEN = os.environ.pop(CHANNEL, "")
+_INHERITED_CHANNEL = os.environ.pop(CHANNEL, "")
 _SERVER_GONE = 255
-"""Exit code of a fork whose end nobody can tell any more."""
+"""Exit code of a fork if the server died before it."""
 _ended_cpu_s: list[float] = []
 
 
@@ -47,15 +47,15 @@ class ForkedPython(subprocess.Popen[Any]):
         self._forks, self._forks_python = forks, forks_python
         super().__init__([str(argument) for argument in arguments], **options)
 
-    def _execute_child(self, *given: Any) -> None:
-        asked = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
-        assert not asked["pass_fds"], "not implemented"
-        pipes = [asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
-        files = [fd if fd >= 0 else usual for usual, fd in enumerate(pipes[i] for i in (0, 3, 5))]
+    def _execute_child(self, *values: Any) -> None:
+        bound = inspect.signature(subprocess.Popen._execute_child).bind(self, *values).arguments  # type: ignore[attr-defined]
+        assert not bound["pass_fds"], "not implemented"
+        pipes = [bound[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        files = [fd if fd >= 0 else default for default, fd in enumerate(pipes[i] for i in (0, 3, 5))]
         request = {
-            "arguments": asked["args"],
-            "cwd": str(asked["cwd"] or Path.cwd()),
-            "environment": dict(os.environ if asked["env"] is None else asked["env"]),
+            "arguments": bound["args"],
+            "cwd": str(bound["cwd"] or Path.cwd()),
+            "environment": dict(os.environ if bound["env"] is None else bound["env"]),
             "forks": self._forks,
             "forks_python": self._forks_python,
         }
@@ -70,7 +70,7 @@ class ForkedPython(subprocess.Popen[Any]):
         self.pid = int(_line(status))
 
     def fileno(self) -> int:
-        """Readable once a process that was running has ended, for `select`."""
+        """For `select`: readable once the process has ended."""
         return self._status
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
@@ -95,7 +95,7 @@ class ForkedPython(subprocess.Popen[Any]):
 
 
 def forks_cpu_s() -> float:
-    """CPU seconds of the forks of this process that have ended: they are the server's children."""
+    """CPU seconds of the ended forks, which are the server's children: getrusage here does not count them."""
     return sum(_ended_cpu_s)
 
 
@@ -107,7 +107,7 @@ def run_python(
     timeout_s: float = 100.0,
     forks_python: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, whatever that is; its output as text. Killed and TimeoutExpired when the time is up."""
+    """Run to the end, whatever the exit code; output as text. Raises TimeoutExpired after `timeout_s`, and kills it."""
     pipe = subprocess.PIPE
     with ForkedPython(
         arguments, forks_python=forks_python, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
@@ -123,8 +123,8 @@ def run_python(
 
 @functools.cache
 def _server() -> socket.socket:
-    """The channel that this process was given, or one to a server that starts with the first use and ends with it."""
-    pid, _, number = _GIVEN.partition(" ")
+    """The inherited channel, or one to a new server that ends with this process."""
+    pid, _, number = _INHERITED_CHANNEL.partition(" ")
     if pid == str(os.getpid()):
         return socket.socket(fileno=int(number))
     channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -145,7 +145,7 @@ def _server() -> socket.socket:
 
 
 def _line(fd: int) -> bytes:
-    """Up to the newline or the end; byte by byte, as the next line is for the next reader."""
+    """Read up to a newline or the end, byte by byte, so that nothing of the next line is consumed."""
     found = b""
     with contextlib.suppress(InterruptedError):
         while (byte := os.read(fd, 1)) not in (b"", b"\n"):

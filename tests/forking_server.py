@@ -1,8 +1,8 @@
-"""The process from which `tests.forked` forks others: it imports what they need, and waits for them.
+"""The server from which `tests.forked` forks processes: it imports what they need, and reaps them.
 
-Started by `tests.forked` only, with the number of its end of the channel. A process that it forks may be given a
-channel as well: the groups of `python -m tests.suite` share one server. It ends with the first channel. What
-was asked for on a channel ends with it.
+`tests.forked` starts it with the file descriptor of its channel. A forked process can have a channel, too, so that the
+groups of `python -m tests.suite` share one server. When a channel is closed, the processes requested on it are killed;
+when the first one is closed, the server ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 MAX_MESSAGE_BYTES = 1 << 20
 CHANNEL = "TESTS_FORKING_CHANNEL"
-"""Variable of a process that has a channel: its pid and the channel's number."""
+"""Environment variable of a process that has a channel: its pid, and the file descriptor."""
 PRELOADED = (
     "torch", "torch._inductor.compile_fx", "functorch.compile",
     "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
@@ -44,7 +44,7 @@ PRELOADED = (
 
 
 def serve(channel: socket.socket) -> None:
-    """Import, say whether forking is safe, fork for every channel until the other end of the first is closed."""
+    """Import, report whether forking is safe, then fork on request until the first channel is closed."""
     from tests.support.huge_pages import use_huge_pages
     from trainer.launcher.processes.zygote import one_thread, unsafe_to_fork
 
@@ -52,7 +52,7 @@ def serve(channel: socket.socket) -> None:
         for name in PRELOADED:
             importlib.import_module(name)
         importlib.import_module("analyzers.analysis").our_analyses()  # each of them imports its module
-    _keep_ends()
+    _limit_exit_handlers()
     gc.collect()
     gc.freeze()
     use_huge_pages()
@@ -62,8 +62,8 @@ def serve(channel: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
     reports: dict[int, int] = {}
-    asked: dict[int, socket.socket] = {}
-    """Processes that run, and the channel that asked for each."""
+    requested_by: dict[int, socket.socket] = {}
+    """{pid: the channel on which it was requested}."""
     channels = [channel]
     while True:
         ready, _, _ = select.select([*channels, awake], [], [])
@@ -78,7 +78,7 @@ def serve(channel: socket.socket) -> None:
                 _end(reports)
                 return
             if not blob:
-                _end([pid for pid in reports if asked.get(pid) is asking])
+                _end([pid for pid in reports if requested_by.get(pid) is asking])
                 asking.close()
                 channels.remove(asking)
                 continue
@@ -89,7 +89,7 @@ def serve(channel: socket.socket) -> None:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 become(request, files, theirs if request["forks"] else None)
-            reports[pid], asked[pid] = report, asking
+            reports[pid], requested_by[pid] = report, asking
             os.write(report, f"{pid}\n".encode())
             for fd in files:
                 os.close(fd)
@@ -100,8 +100,8 @@ def serve(channel: socket.socket) -> None:
                 ours.close()
 
 
-def _keep_ends() -> None:
-    """Let forks do at their end what the standard library does, and not take torch apart: that copies its memory."""
+def _limit_exit_handlers() -> None:
+    """Limit the exit handlers of forks to the standard library's: tearing down torch would copy its memory."""
     atexit._clear()
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     for ending in weakref.finalize._registry.values():  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def _keep_ends() -> None:
 
 
 def _end(pids: Iterable[int]) -> None:
-    """Kill what a test left, in particular one that was killed itself: a launcher would train on, or stay stopped."""
+    """Kill the processes that a test left behind, e.g. if it was killed: a launcher would keep training."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -124,13 +124,13 @@ def _report_ends(reports: dict[int, int]) -> None:
             if pid == 0:
                 return
             report = reports.pop(pid)
-            with contextlib.suppress(BrokenPipeError):  # the test does not ask for it any more
+            with contextlib.suppress(BrokenPipeError):  # the test has closed its end
                 os.write(report, f"{status} {used.ru_utime + used.ru_stime}\n".encode())
             os.close(report)
 
 
 def become(request: dict[str, Any], files: list[int], channel: socket.socket | None = None) -> NoReturn:
-    """Run what the interpreter would run, and end as it would. `files`: its input, output, errors and `pass_fds`."""
+    """Run the arguments as an interpreter would, and exit like it. `files`: stdin, stdout, stderr and `pass_fds`."""
     from trainer.launcher.processes.zygote import reset_after_fork
 
     stdin, stdout, stderr, *passed = files
@@ -138,7 +138,7 @@ def become(request: dict[str, Any], files: list[int], channel: socket.socket | N
     reset_after_fork(keep, stdout=stdout, stderr=stderr)
     os.dup2(stdin, 0)
     os.close(stdin)
-    _place(passed, request.get("pass_fds", []))
+    _move_fds(passed, request.get("pass_fds", []))
     code = 1
     try:
         os.chdir(request["cwd"])
@@ -146,7 +146,7 @@ def become(request: dict[str, Any], files: list[int], channel: socket.socket | N
         os.environ.update(request["environment"])
         if channel is not None:
             os.environ[CHANNEL] = f"{os.getpid()} {channel.detach()}"
-        _draw_anew()
+        _reseed()
         if request.get("forks_python"):
             from tests.local_forks import fork_python
 
@@ -173,17 +173,17 @@ def become(request: dict[str, Any], files: list[int], channel: socket.socket | N
     os._exit(code & 0xFF)
 
 
-def _place(fds: list[int], numbers: list[int]) -> None:
-    """Move files to the numbers that they have where they come from."""
-    apart = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + max([*fds, *numbers])) for fd in fds]
+def _move_fds(fds: list[int], numbers: list[int]) -> None:
+    """Move file descriptors to the numbers that they have in the requesting process."""
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + max([*fds, *numbers])) for fd in fds]
     for fd in fds:
         os.close(fd)
-    for fd, number in zip(apart, numbers, strict=True):
+    for fd, number in zip(copies, numbers, strict=True):
         os.dup2(fd, number)
         os.close(fd)
 
 
-def _draw_anew() -> None:
+def _reseed() -> None:
     import numpy as np
 
     random.seed()
@@ -191,7 +191,7 @@ def _draw_anew() -> None:
 
 
 def _print_as_python(error: Any) -> None:
-    """Print an exception that ends the program as the interpreter does: hooks tell by `sys.last_value` that it is."""
+    """Print an uncaught exception as the interpreter does; hooks recognise it by `sys.last_value`."""
     sys.last_type, sys.last_value, sys.last_traceback = error
     sys.excepthook(*error)
 
@@ -212,8 +212,8 @@ def _run(arguments: list[str], *, safe_path: bool) -> None:
         if arguments[1] == "torch.distributed.run":
             from trainer.launcher.nodes.method_names import name_methods_cheaply
 
-            name_methods_cheaply()  # as in each launcher of ours
-        sys.modules.pop(arguments[1], None)  # what is preloaded would be told as run twice
+            name_methods_cheaply()  # as in Rankscope's launchers
+        sys.modules.pop(arguments[1], None)  # runpy warns about a module that is already imported
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = str(Path(kind).resolve().parent)
@@ -223,4 +223,4 @@ def _run(arguments: list[str], *, safe_path: bool) -> None:
 
 if __name__ == "__main__":
     serve(socket.socket(fileno=int(sys.argv[1])))
-    os._exit(0)  # what was imported has nothing to say at its end
+    os._exit(0)  # without the exit handlers of what was imported

@@ -1,13 +1,12 @@
-"""Python processes that a process of a test starts are forked as well, and are its children as they would be.
+"""Fork the Python processes that a process under test starts; they are its children, as with an interpreter.
 
     fork_python()                                                     # first of all, with one thread
     subprocess.Popen([sys.executable, "-P", "-u", "-m", "watch.node_process", ...], start_new_session=True, ...)
 
-`tests.forking_server` does this in a process that asks for it (`ForkedPython(..., forks_python=True)`): a launcher
-starts a watch for each run, whose imports take as long as the rest of it. The forks come from a small server that was
-forked from the caller; each becomes a child of the caller, which is made the reaper of its descendants, as with the
-ranks of `trainer.launcher.processes.zygote`. So are ranks that torchrun starts, of a worker or of a script. What has
-options that are not known here is started as an interpreter.
+`tests.forking_server` does this on request (`ForkedPython(..., forks_python=True)`), since the imports of a run's watch
+take as long as the rest of the run. The forks come from a small server that was forked from the caller; each becomes a
+child of the caller, which is a child subreaper, as with the ranks of `trainer.launcher.processes.zygote`. Ranks that
+torchrun starts are forked, too. A command with options that are not known here starts an interpreter.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _MODULES = frozenset(
         "trainer.launcher.processes.zygote", "trainer.rank.worker", "watch.node_process",
     }
 )  # fmt: skip
-"""What imports torch or most of the project, as scripts of ranks do; a `rankscope` command forks in its turn."""
+"""Modules that import torch or most of the project; a `rankscope` command forks its children in turn."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def fork_python() -> None:
-    """Let `subprocess.Popen` of this process fork."""
+    """Make `subprocess.Popen` of this process fork instead of starting interpreters."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         try:
@@ -49,24 +48,24 @@ def fork_python() -> None:
     assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     execute, caller, lock = subprocess.Popen._execute_child, os.getpid(), threading.Lock()  # type: ignore[attr-defined]
 
-    def execute_child(self: subprocess.Popen[Any], *given: Any) -> None:
-        asked = inspect.signature(execute).bind(self, *given).arguments
-        arguments = python_arguments(asked["args"])
-        if arguments is None or os.getpid() != caller or not asked["start_new_session"] or asked["preexec_fn"]:
-            execute(self, *given)
+    def execute_child(self: subprocess.Popen[Any], *values: Any) -> None:
+        bound = inspect.signature(execute).bind(self, *values).arguments
+        arguments = python_arguments(bound["args"])
+        if arguments is None or os.getpid() != caller or not bound["start_new_session"] or bound["preexec_fn"]:
+            execute(self, *values)
             return
-        pipes = [asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
-        files = [fd if fd >= 0 else usual for usual, fd in enumerate(pipes[i] for i in (0, 3, 5))]
+        pipes = [bound[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        files = [fd if fd >= 0 else default for default, fd in enumerate(pipes[i] for i in (0, 3, 5))]
         request = {
             "arguments": arguments,
-            "safe_path": "-P" in asked["args"],
-            "cwd": str(asked["cwd"] or os.getcwd()),
-            "environment": dict(os.environ if asked["env"] is None else asked["env"]),
-            "pass_fds": [*asked["pass_fds"]],
+            "safe_path": "-P" in bound["args"],
+            "cwd": str(bound["cwd"] or os.getcwd()),
+            "environment": dict(os.environ if bound["env"] is None else bound["env"]),
+            "pass_fds": [*bound["pass_fds"]],
             "forks_python": arguments[1] == "rankscope",
         }
         with lock:
-            socket.send_fds(ours, [json.dumps(request).encode()], [*files, *asked["pass_fds"]])
+            socket.send_fds(ours, [json.dumps(request).encode()], [*files, *bound["pass_fds"]])
             self.pid = int(ours.recv(32))
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
         self._child_created = True  # type: ignore[attr-defined]
@@ -79,7 +78,7 @@ def python_arguments(command: Sequence[Any]) -> list[str] | None:
     words = [os.fspath(word) for word in ([command] if isinstance(command, (str, bytes)) else command)]
     if words[:1] != [sys.executable]:
         return None
-    first = next((place for place, word in enumerate(words[1:], 1) if word not in _FLAGS), len(words))
+    first = next((i for i, word in enumerate(words[1:], 1) if word not in _FLAGS), len(words))
     if first == len(words):
         return None
     is_known = words[first + 1] in _MODULES if words[first] == "-m" else words[first].endswith(".py")
@@ -87,19 +86,19 @@ def python_arguments(command: Sequence[Any]) -> list[str] | None:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Fork until the caller is gone."""
+    """Fork on request until the caller has ended."""
     from tests.forking_server import become
     from trainer.launcher.processes.zygote import reset_after_fork
 
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    reset_after_fork([channel.fileno()], stdout=nowhere, stderr=nowhere)
+    devnull = os.open(os.devnull, os.O_RDWR)
+    reset_after_fork([channel.fileno()], stdout=devnull, stderr=devnull)
     while True:
         blob, files, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 16)
         if not blob:
             return
         reader, writer = os.pipe()
-        middle = os.fork()
-        if middle == 0:
+        intermediate = os.fork()
+        if intermediate == 0:
             pid = os.fork()
             if pid == 0:
                 become(json.loads(blob), files)
@@ -107,6 +106,6 @@ def _serve(channel: socket.socket) -> None:
             os._exit(0)  # the fork's parent is now the caller
         for fd in (writer, *files):
             os.close(fd)
-        os.waitpid(middle, 0)
+        os.waitpid(intermediate, 0)
         channel.send(os.read(reader, 32))
         os.close(reader)

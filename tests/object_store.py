@@ -19,10 +19,10 @@ __all__ = ["KEYS", "Fault", "ObjectStore", "s3_server"]
 
 BUCKET = "checkpoints"
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIAVERYSECRETNAME", "AWS_SECRET_ACCESS_KEY": "very-secret-value"}
-"""Of the server, in the environment; must stand in no file and no message."""
+"""Credentials, in the environment; they must not appear in any file or message."""
 TRICKLE_S = 0.02
 LONGEST_S = 60.0
-"""A fault that nobody released ends: a test that failed must not hang."""
+"""After this time an unreleased fault ends, so that a failed test does not hang."""
 _ENVIRONMENT = {
     **KEYS,
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -67,7 +67,7 @@ class ObjectStore:
 
 
 class _Failing:
-    """WSGI in front of the store: requests that a fault is for do not arrive, or their answers do not."""
+    """WSGI middleware that injects the store's faults into requests and answers."""
 
     def __init__(self, app: Any, store: ObjectStore) -> None:
         self._app = app
@@ -78,7 +78,7 @@ class _Failing:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         with self._lock:
             self._store.seen.append((method, path))
-            fault = next((one for one in self._store.faults if self._is_for(one, method, path)), None)
+            fault = next((one for one in self._store.faults if self._matches(one, method, path)), None)
             if fault is not None:
                 fault.times -= 1
         if fault is None:
@@ -98,7 +98,7 @@ class _Failing:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         return []
 
-    def _is_for(self, fault: Fault, method: str, path: str) -> bool:
+    def _matches(self, fault: Fault, method: str, path: str) -> bool:
         return fault.times > 0 and fault.method == method and fault.part in path
 
     def _bytes(self, environ: dict[str, Any], start_response: Any, released: threading.Event) -> Iterable[bytes]:
@@ -118,7 +118,7 @@ class _Failing:
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[ObjectStore]:
-    """A server with an empty bucket until the block ends; fsspec forgets its connections then."""
+    """Run a server with an empty bucket; at the end fsspec's cached connections are cleared."""
     from moto.server import create_backend_app
     from s3fs import S3FileSystem
     from werkzeug.serving import make_server

@@ -11,18 +11,18 @@ from pathlib import Path
 
 __all__ = ["free_port"]
 
-_DYNAMIC = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 10_000
-_CHOICE = random.SystemRandom()  # workers must not choose alike
+_CHOICE = random.SystemRandom()  # parallel tests must not draw the same ports
 
 
 def free_port() -> int:
     """A TCP port at which nobody listened a moment ago.
 
-    It lies below the ports that the kernel gives to connections and to listeners on port 0: gloo takes dozens of these
-    a second, and one of them could be ours before the server that the port is for has started.
+    It is below the kernel's ephemeral ports: gloo takes dozens of those a second, and could take this one before the
+    server has started.
     """
-    above = int(_DYNAMIC.read_text().split()[0])
+    above = int(_EPHEMERAL.read_text().split()[0])
     for _ in range(100):
         port = _CHOICE.randrange(_LOWEST, above)
         with socket.socket() as probe:

@@ -5,7 +5,7 @@
 `worker(rank, world_size, *args)` must be importable by name, and its value picklable. Each rank is a fork of a process
 that has imported torch and the trainer (`tests.forked`): it starts in milliseconds and leaves nothing to the next one.
 A rank that fails, dies or misses the deadline fails the test with its traceback; its peers are killed by their pids.
-`worker` may replace the group by one of its own: `end_group()` first, and one must be there when it returns.
+`worker` may replace the group: it calls `end_group()` first, and a group must exist when it returns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RANK = "import sys; from tests.processes import _rank_main; _rank_main(*sys.arg
 def run_ranks(
     worker: Callable[..., Any], *, world_size: int, args: tuple[Any, ...] = (), deadline_s: float = 100.0
 ) -> list[Any]:
-    """Run `worker` on every rank and return its values by rank; AssertionError if any rank doesn't finish well."""
+    """Run `worker` on every rank and return its values by rank; AssertionError if any rank fails."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
         (folder / "call.pkl").write_bytes(pickle.dumps((worker, world_size, deadline_s, args)))
@@ -52,7 +52,7 @@ def run_ranks(
 
 
 def end_group() -> None:
-    """End the default group, once every rank is there to do so.
+    """Destroy the default group once every rank has reached this call.
 
     gloo returns from making a group as soon as this rank is connected. A rank that closes its connections then, or
     after it made a subgroup, fails peers that still connect ("Connection closed by peer"). The ranks meet in the store:
@@ -68,7 +68,7 @@ def end_group() -> None:
 
 
 def _wait_for_all(ranks: list[ForkedPython], deadline_s: float) -> None:
-    """Until all have ended, one has failed (its peers would wait for it in a collective), or time is up."""
+    """Return once all have ended, one has failed (its peers would wait in a collective), or the time is up."""
     end = time.monotonic() + deadline_s
     while waiting := [rank for rank in ranks if rank.poll() is None]:
         if time.monotonic() > end:

@@ -24,7 +24,7 @@ def stand_ins(folder: Path, number: int) -> list[subprocess.Popen[bytes]]:
 
 
 def take_in(run: RunDir, processes: Iterable[subprocess.Popen[Any]]) -> None:
-    """Make them processes of a run: their files lie in its folder from now on."""
+    """Move their open files into the run's folder, by which they are recognised as its processes."""
     for process in processes:
         held = Path(f"/proc/{process.pid}/fd/0").readlink()
         if held.exists():  # a process that has ended has none

@@ -3,10 +3,10 @@
     python -m tests.suite                  # lint, types and all tests but tests/trials
     python -m tests.suite store watch      # some groups only
 
-A group is a folder of tests/, or a part of one, and collects that alone, as a fork of one process that has imported
-torch and the project (`tests.forked`); what its tests fork comes from there, too. A test of real processes that fails
-runs again by itself at the end. Where it passes then, the suite stays green and names it *unsteady*, with both outputs
-kept in build/test-results; more than three of these are red. Any other failure is red at once.
+A group is a folder of tests/, or a part of one, run by pytest in a fork of a process that has imported torch and the
+project (`tests.forked`), from which the processes of its tests are forked, too. A failed test of real processes is run
+again alone at the end. If it passes then, the suite stays green and lists it as *unsteady*, with both outputs in
+build/test-results. More than three of these make the suite red, and so does any other failure.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.support.idle_cores import IdleCores
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "build" / "test-results"
-MOST_UNSTEADY = 3
+MAX_UNSTEADY = 3
 NUM_SLOWEST = 40
 NUM_SLOWEST_FILES = 20
 
 _PARTS = {
     "e2e": 4, "trainer": 4, "analyzers": 3, "dashboard": 2, "probes": 2, "project": 2, "rankscope": 2, "store": 2,
 }  # fmt: skip
-"""Folders that take minutes, and in how many groups: short ones leave no core idle at the end."""
+"""Folders that take minutes, and the number of their groups: short groups leave no core idle at the end."""
 # First those that wait (for a watch, a limit, a restart), then those that take longest, last what is short.
 _ORDER = (
     "e2e-1", "e2e-2", "trainer-1", "e2e-3", "trainer-2", "e2e-4", "trainer-3", "trainer-4", "dashboard-1",
@@ -45,10 +45,10 @@ _ORDER = (
     "store-1", "probes-1", "store-2", "probes-2", "watch", "lint", "hostile", "grafana",
 )  # fmt: skip
 _IDLE_SHARE = 0.15
-"""Of the cores: from this on another group starts."""
+"""Idle share of the cores at which another group starts."""
 _LOOK_S = 2.0
-"""Over which idle cores are counted; a group that has just started is not busy before."""
-_MOST_FOR_A_CORE = 3
+"""Seconds over which idle time is measured: a group that has just started is not busy earlier."""
+_MAX_GROUPS_A_CORE = 3
 _LINT = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
 _NOT_GROUPS = frozenset({"trials", "support", "recorded", "__pycache__"})
 
@@ -71,13 +71,13 @@ class Group:
 
     name: str
     command: list[str]
-    """Of a shell for lint, else what an interpreter is given."""
+    """A shell command for lint, otherwise arguments of an interpreter."""
     process: subprocess.Popen[Any] | None = None
     began_s: float = 0.0
     took_s: float = 0.0
     results: list[Result] = field(default_factory=list)
     cpu_s: float = 0.0
-    """With what its tests started and waited for; 0 for lint."""
+    """Includes processes that its tests started and waited for; 0 for lint."""
     problem: str = ""
     """Why the group is red beyond its failed tests: lint, a crash, an error of collection."""
 
@@ -103,13 +103,13 @@ class Group:
         return self
 
     def stop(self) -> None:
-        """End it before its time; tests end what they have started."""
+        """Interrupt the group; its tests end the processes that they started."""
         assert self.process is not None
         self.process.send_signal(signal.SIGINT if self.command[0] == "-m" else signal.SIGTERM)
         self.process.wait()
 
     def finish(self) -> None:
-        """Read what the ended process left."""
+        """Read the results of the ended process."""
         assert self.process is not None
         self.took_s = time.monotonic() - self.began_s
         self.results, running, self.cpu_s = read_results(self.records)
@@ -145,7 +145,7 @@ def main(names: list[str]) -> int:
     unsteady = run_again(failed)
     report(chosen, results, failed, unsteady)
     red = [result for result in failed if result not in unsteady]
-    is_green = not red and len(unsteady) <= MOST_UNSTEADY and not any(group.problem for group in chosen)
+    is_green = not red and len(unsteady) <= MAX_UNSTEADY and not any(group.problem for group in chosen)
     counts = count(results)
     print(f"{time.monotonic() - began_s:.0f} s, {'green' if is_green else 'RED'}")
     print(f"{counts['passed'] + len(unsteady)} passed, {len(red)} failed, {counts['skipped']} skipped")
@@ -165,8 +165,8 @@ def find_groups() -> dict[str, Group]:
     groups = {name: Group(name, _pytest(name, paths)) for name, paths in arguments.items()}
     steps = " && ".join(" ".join([sys.executable, "-m", *step]) for step in _LINT)
     groups["lint"] = Group("lint", ["sh", "-c", steps])
-    places = {name: place for place, name in enumerate(_ORDER)}
-    return {name: groups[name] for name in sorted(groups, key=lambda name: (places.get(name, len(places)), name))}
+    order = {name: i for i, name in enumerate(_ORDER)}
+    return {name: groups[name] for name in sorted(groups, key=lambda name: (order.get(name, len(order)), name))}
 
 
 def run_groups(groups: list[Group], *, num_cores: int) -> None:
@@ -180,7 +180,7 @@ def run_groups(groups: list[Group], *, num_cores: int) -> None:
             if time.monotonic() - looked_s > _LOOK_S:
                 looked_s = time.monotonic()
                 is_idle = cores.share() > _IDLE_SHARE
-                if is_idle and waiting and num_cores > 1 and len(running) < _MOST_FOR_A_CORE * num_cores:
+                if is_idle and waiting and num_cores > 1 and len(running) < _MAX_GROUPS_A_CORE * num_cores:
                     running.append(waiting.pop(0).start())
             with contextlib.suppress(subprocess.TimeoutExpired):
                 assert running[0].process is not None
@@ -197,7 +197,7 @@ def run_groups(groups: list[Group], *, num_cores: int) -> None:
 def run_again(failed: list[Result]) -> list[Result]:
     """Failed tests of real processes that pass by themselves, unless so many failed that the code is at fault."""
     candidates = [result for result in failed if result.real]
-    if len(candidates) > 2 * MOST_UNSTEADY:
+    if len(candidates) > 2 * MAX_UNSTEADY:
         return []
     unsteady = []
     for result in candidates:
@@ -205,7 +205,7 @@ def run_again(failed: list[Result]) -> list[Result]:
         (RESULTS / f"{name}-first.log").write_text(result.text)
         group = Group(name, _pytest(name, [result.test]))
         run_groups([group], num_cores=1)
-        if group.results and all(again.outcome == "passed" for again in group.results) and not group.problem:
+        if group.results and all(rerun.outcome == "passed" for rerun in group.results) and not group.problem:
             unsteady.append(result)
     return unsteady
 

@@ -45,7 +45,7 @@ def test_a_damaged_tape_is_named_and_the_rest_is_reported(
 
 @pytest.mark.parametrize("content", ["", '{"run_id": "beg'])
 def test_a_damaged_manifest_is_named_and_the_rest_is_reported(tmp_path: Path, content: str) -> None:
-    """Without it, limits and missing ranks are unknown: as for a damaged tape. The folder of runs is given."""
+    """Limits and missing ranks are then unknown, as with a damaged tape. The argument is the folder of runs."""
     run = make_run(tmp_path, ranks=4, steps=60)
     (run.path / "run.json").write_text(content)
     done = rankscope("analyze", str(run.path.parent), "--format", "json")

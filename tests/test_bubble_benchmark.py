@@ -1,4 +1,4 @@
-"""The bubble benchmark's own path, small: real schedules, real transfers, recorded and measured."""
+"""The bubble benchmark on a small pipeline: real schedules and transfers, recorded and measured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_timed_stages_take_their_time_and_leave_the_schedule_its_gaps(tmp_path: 
     for number, name in enumerate(SCHEDULES):
         expected = expected_idle(name, ranks=RANKS, microbatches=MICROBATCHES, stages_per_rank=STAGES_PER_RANK[name])
         for step in measured[number * (STEPS + 1) : (number + 1) * (STEPS + 1)]:
-            # Hand-overs come on top of the schedule's own gaps; how much of them is the machine's affair.
+            # Transfers add to the schedule's gaps; how much depends on the machine.
             assert step.idle_ratio > expected - 0.02
             for one in step.ranks.values():
                 assert one.busy_ns >= MICROBATCHES * 3 * FORWARD_MS * 1e6

@@ -1,4 +1,4 @@
-"""The documents keep their promises: links and anchors lead somewhere, and `make` targets exist.
+"""Links, anchors, commands and `make` targets in the documents exist.
 
 Run it alone with `make docs-check`.
 """
@@ -26,7 +26,7 @@ MAKE_COMMAND = re.compile(r"(?:^ {4,}|^\$ |`)make ([a-z][a-z-]*)", flags=re.MULT
 
 
 def anchors_of(text: str) -> set[str]:
-    """The anchors that a reader on a forge can jump to: explicit ones, and the slug of each heading."""
+    """The anchors of a page on a forge: explicit ones, and the slug of each heading."""
     text = FENCE.sub("", text)
     slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text)}
     return slugs | set(EXPLICIT_ANCHOR.findall(text))

@@ -48,7 +48,7 @@ def test_a_row_is_whole_and_its_command_can_be_given(row: dict[str, str]) -> Non
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["framework"] for row in ROWS])
 def test_the_version_is_the_one_that_the_tests_run(row: dict[str, str]) -> None:
-    """Of what is installed for the tests; the others say theirs."""
+    """Only of packages that are installed for the tests."""
     pins = dict(
         line.split("==")
         for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()

@@ -280,7 +280,7 @@ def test_reading_side_starts_without_the_heavy_packages() -> None:
 
 
 def test_what_starts_a_plug_in_needs_neither_numpy_nor_the_database() -> None:
-    """Each command that reports starts a process a plug-in."""
+    """Each command that reports starts a process per plug-in."""
     program = "import sys, store.plugins; print([name for name in ('numpy', 'duckdb') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.stdout.strip() == "[]", done.stderr

@@ -69,7 +69,7 @@ def environment_of(folder: Path, wheel: Path) -> Path:
     (site,) = (folder / "lib").glob("python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    # A folder named in a .pth file is on the path, but .pth files in it do not count: no editable install of its own.
+    # A folder named in a .pth file is on the path, but its .pth files are not read: no editable install takes effect.
     places = [place for place in sys.path if Path(place).name == "site-packages"]
     (site / "dependencies.pth").write_text("".join(f"{place}\n" for place in places))
     return folder / "bin" / "python"

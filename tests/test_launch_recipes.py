@@ -68,7 +68,7 @@ def read_as(model: str, document: dict[str, Any]) -> Any:
 
 
 def unknown(document: Any, understood: Any, place: str = "") -> list[str]:
-    """Where a document says what the model that read it does not know; the model may add its own defaults."""
+    """Paths of a document that a model has not read back; defaults that the model adds are ignored."""
     if isinstance(document, dict):
         if not isinstance(understood, dict):
             return [place]

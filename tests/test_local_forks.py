@@ -1,4 +1,4 @@
-"""What a process of a test starts with `subprocess` is a fork where it would import much, and behaves as started."""
+"""Processes that a tested process starts are forked if they would import much, and behave like interpreters."""
 
 from __future__ import annotations
 

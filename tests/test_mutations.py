@@ -1,4 +1,4 @@
-"""The defects of `benchmarks.accuracy.mutations` still fit the code; that tests find them is that command's to say."""
+"""The defects of `benchmarks.accuracy.mutations` still fit the code; that command checks whether tests find them."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_two_devices_that_stand_still_are_both_named(place: tuple[Path, Path], l
 
 @pytest.mark.parametrize(("layout", "job"), [("ddp", BY_HAND), ("fsdp2", FREE)])
 def test_a_step_whose_calls_a_rank_leaves_out_is_out_of_sync(place: tuple[Path, Path], layout: str, job: Job) -> None:
-    """The sizes fit again in the next step: nothing stops before the end, where one rank is through too early."""
+    """The sizes match again in the next step: nothing hangs before the end, which one rank reaches too early."""
     run = played(place, layout, "skipped_step", job)
     assert run.fault is not None
     (finding,) = (found for found in judged(run) if found.kind == "desync")

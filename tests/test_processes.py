@@ -1,4 +1,4 @@
-"""`run_ranks`: values by rank, one group anew each time, and a test that fails when a rank does."""
+"""`run_ranks`: values by rank, a new group each time, and a test that fails if a rank does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The project's own files agree with one another."""
+"""The project's files are consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder is replaced by another while the run records: it is told at once, and one place only is written."""
+"""A run's folder is replaced while the run records: that is reported at once, and only one folder is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets in fifteen places of a run and in 255 forms, and thirteen ways out of it: none of them tells one."""
+"""Secrets in fifteen places of a run and in 255 forms, and thirteen ways out of it: none of them leaks one."""
 
 from __future__ import annotations
 

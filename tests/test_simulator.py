@@ -75,13 +75,13 @@ def test_a_written_run_is_read_back_whole(layout: Layout, tmp_path: Path) -> Non
         assert store.rows("SELECT count(*) FROM collectives WHERE end_ns IS NULL") == [(0,)]
         parts = "data_ns + forward_ns + backward_ns + optimizer_ns"
         assert store.rows(f"SELECT count(*) FROM steps WHERE {parts} > duration_ns") == [(0,)]
-        # A span of the waits lies within the span.
+        # The wait of a span is not longer than the span.
         assert store.rows("SELECT count(*) FROM spans WHERE wait_ns > end_ns - start_ns OR wait_ns < 0") == [(0,)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[2:], ids=lambda layout: layout.name)
 def test_a_run_on_devices_has_the_columns_of_probes_there(layout: Layout, tmp_path: Path) -> None:
-    """It had phases, waits, shapes and callers, which no probe of a GPU among several knows."""
+    """Phases, waits, shapes and callers cannot be recorded on one of several GPUs without stamps."""
     recording = recorded(layout, on_devices=True)
     calls = columns(recording)
     run = write(recording, tmp_path / "run")
@@ -296,7 +296,7 @@ def test_fitted_noise_is_the_noise_that_was_put_in(tmp_path: Path) -> None:
     run = write(recorded(Layout(dp_replicate=16, layers=1), steps=60, noise=noise), tmp_path / "run")
     with Store.open(run) as store:
         fitted = fit_noise(store, QUIET)
-    # A step's own time is a forward and twice as much backward, each with noise of its own.
+    # A step's own time is a forward and twice as much backward, each with separate noise.
     assert fitted.compute_ratio == pytest.approx(0.03 * np.sqrt(1 + 4) / 3, rel=0.2)
     assert fitted.rank_ratio == pytest.approx(0.02, rel=0.5)
     assert fitted.local_loss_ratio == pytest.approx(noise.local_loss_ratio, rel=0.25)

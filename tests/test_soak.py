@@ -19,7 +19,7 @@ S = 10**9
 
 
 def test_the_order_of_steps_is_by_attempt_and_monotonic_time() -> None:
-    """Step 3 was taken again after a rollback; the wall clock went back by an hour before, and orders nothing."""
+    """Steps 2 and 3 run again in attempt 1; the wall clock, which may be set, has no effect on the order."""
     rows = {"attempt": [1, 0, 1, 0, 0], "step": [3, 2, 2, 3, 1], "mono_ns": [9 * S, 2 * S, 8 * S, 3 * S, 1 * S]}
     taken = in_execution_order({name: np.asarray(values) for name, values in rows.items()})
     assert taken["step"].tolist() == [1, 2, 3, 2, 3]

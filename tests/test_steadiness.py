@@ -17,7 +17,7 @@ from tests.forked import run_python
 
 TESTS = Path(__file__).parent
 LEAST_S = 30.0
-"""Least bound in seconds. One that is not reached costs nothing."""
+"""Smallest allowed timeout in seconds: one that does not expire costs nothing."""
 
 SLEEPS = {
     "waiting.py": "waits for a condition: the only place that does",
@@ -41,7 +41,7 @@ _CLOCKS = {"monotonic", "perf_counter", "time"}
 
 
 def sources(*words: str) -> Iterator[tuple[str, ast.Module]]:
-    """Test files in whose text one of the words is."""
+    """Test files that contain one of the words."""
     for path in sorted(TESTS.rglob("*.py")):
         name, text = path.relative_to(TESTS).as_posix(), path.read_text(encoding="utf-8")
         if not name.startswith("trials/") and path != Path(__file__) and any(word in text for word in words):
@@ -49,7 +49,7 @@ def sources(*words: str) -> Iterator[tuple[str, ast.Module]]:
 
 
 def programs(tree: ast.AST) -> Iterator[tuple[int, ast.Module]]:
-    """Texts that are programs: a test gives them to an interpreter."""
+    """String constants that are programs: tests give them to an interpreter."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and "sleep(" in node.value:
             text, at = node.value, node.lineno
@@ -73,9 +73,9 @@ def name_of(call: ast.Call) -> str:
 
 
 def short_sleeps(tree: ast.AST, *, in_program: bool) -> Iterator[int]:
-    """Lines that sleep for a while and go on. One of `LEAST_S` stands still until its process is ended."""
+    """Lines that sleep and continue. A process that sleeps for `LEAST_S` waits to be killed."""
     polls: set[ast.AST] = set()
-    if in_program:  # it waits for a condition, and has no `wait_for`
+    if in_program:  # a loop that polls a condition, without `wait_for`
         loops = [
             loop for loop in ast.walk(tree) if isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant)
         ]
@@ -83,20 +83,20 @@ def short_sleeps(tree: ast.AST, *, in_program: bool) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and name_of(node) == "sleep" and node.args and node not in polls:
             length = number(node.args[0])
-            if length is None or 0 < length < LEAST_S:  # none at all yields the interpreter
+            if length is None or 0 < length < LEAST_S:  # zero yields the interpreter
                 yield node.lineno
 
 
 def small_bounds(tree: ast.Module) -> Iterator[int]:
     """Lines that give up, or call it too slow, after less than `LEAST_S`."""
-    meant: set[ast.AST] = set()
+    intended: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.With) and re.search("Timeout|deadline", ast.unparse(node.items[0])):
-            meant |= {*ast.walk(node)}  # that the time passes is what is tested
+            intended |= {*ast.walk(node)}  # the timeout itself is tested
         elif isinstance(node, ast.While):
-            meant |= {*ast.walk(node.test)}  # the pace of a thread: `while not over.wait(0.02)`
+            intended |= {*ast.walk(node.test)}  # the pace of a thread: `while not over.wait(0.02)`
     for node in ast.walk(tree):
-        if node in meant:
+        if node in intended:
             continue
         if isinstance(node, ast.Call):
             bounds = [keyword.value for keyword in node.keywords if keyword.arg in ("timeout", "deadline_s")]

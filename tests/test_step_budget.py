@@ -16,9 +16,9 @@ from tests.support.played.step_budget import LAYOUTS, SINGLE
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 512
 MAX_EVENTS = {SINGLE: 9, "ddp": 10, "fsdp": 35, "fsdp_tp": 49, "1f1b": 37}
-"""Eight borders of phases and gaps, one for values that are read back, two for each wait of the stream. DDP has one,
-which the end of the backward pass ends; FSDP of four blocks and their root 13, with TP 20; 1F1B has two borders a
-pass."""
+"""Eight boundaries of phases and gaps, one for values that are read back, two for each wait of the stream. DDP has one
+wait, which ends with the backward pass; FSDP of four blocks and their root has 13, with TP 20; 1F1B has two boundaries
+per pass."""
 VALUES = {"ddp": 3, "fsdp": 2, "fsdp_tp": 2, "1f1b": 1, SINGLE: 2}
 """What is read back: the loss, the norm where clipping computes the whole one, and the norm of the gradient that
 reaches the first layer. Stage 0 of 1F1B has no loss and no whole norm."""
@@ -40,7 +40,7 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 @pytest.mark.timeout(660)
 @pytest.mark.parametrize("layout", [SINGLE, *LAYOUTS])
 def test_a_step_stays_within_its_budget(added: dict[str, dict[str, Any]], layout: str) -> None:
-    """Copying the loss took two kernels for its type, one to stack, and a wait for a second event."""
+    """Once, copying the loss took two kernels for its type, one to stack, and a wait for a second event."""
     row = added[layout]
     assert row["kernels"] == KERNELS[layout], row["operators"]
     assert row["copies"] == VALUES[layout]

@@ -1,4 +1,4 @@
-"""The command of `make trials` keeps the rows of what has ended, and goes on from there."""
+"""The command of `make trials` keeps the rows of finished trials and continues with the others."""
 
 from __future__ import annotations
 

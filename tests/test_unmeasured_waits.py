@@ -25,7 +25,7 @@ ZERO_SHARE = re.compile(r"(?<![\d.,])0(\.0+)? ?%")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """Four GPUs without the plugin: what their hosts know alone."""
+    """Four GPUs without the plugin: only what their hosts record."""
     scenario = Scenario(
         seed=3, layout=Layout(dp_replicate=4), steps=20, on_devices=True, missing_tables=("collectives",)
     )
@@ -39,7 +39,7 @@ def diagnosis(run: RunDir) -> Diagnosis:
 
 
 def test_text(diagnosis: Diagnosis) -> None:
-    """Goodput read "0 % training, 82 % not measured"."""
+    """Not "0 % training, 82 % not measured" in Goodput."""
     output = io.StringIO()
     as_text(diagnosis, Console(file=output, width=400))
     text = output.getvalue()
@@ -69,7 +69,7 @@ def test_html(run: RunDir, diagnosis: Diagnosis) -> None:
 
 
 def test_metrics(run: RunDir) -> None:
-    """The bubble's share was 0 and so were the seconds of training."""
+    """Neither the bubble's share nor the seconds of training are 0: they are left out."""
     with Store.open(run) as store:
         samples = list(account_samples(store, StallPolicy(), time.time_ns(), {}))
     seconds = {s.labels["category"]: s.value for s in samples if s.name == "rankscope_time_seconds"}

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own that holds what the wheel's metadata asks for, and nothing else: no torch."""
+"""The wheel in a separate environment with only what its metadata requires: no torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _BLOCK, _HEADER = 32768, struct.Struct("<IHB")
 
 
 def wandb_file(folder: Path) -> Path:
-    """The only one below a folder."""
+    """The only W&B file below a folder."""
     (found,) = folder.rglob("offline-run-*/*.wandb")
     return found
 
@@ -35,27 +35,27 @@ def _finished(records: list[Any]) -> list[Any]:
 
 
 def _records(path: Path) -> list[Any]:
-    """The records so far; one that is cut by the end of a block is put together again."""
+    """The records so far; those that are split over blocks are joined."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, whole, found = path.read_bytes(), 7, b"", []
+    data, offset, blob, found = path.read_bytes(), 7, b"", []
     assert data[:4] == b":W&B"
-    while place + _HEADER.size <= len(data):
-        left = _BLOCK - place % _BLOCK
+    while offset + _HEADER.size <= len(data):
+        left = _BLOCK - offset % _BLOCK
         if left < _HEADER.size:
-            place += left
+            offset += left
             continue
-        _, length, kind = _HEADER.unpack_from(data, place)
-        begin = place + _HEADER.size
+        _, length, kind = _HEADER.unpack_from(data, offset)
+        begin = offset + _HEADER.size
         if begin + length > len(data):
             break  # not written to its end yet
-        whole += data[begin : begin + length]
-        place = begin + length
+        blob += data[begin : begin + length]
+        offset = begin + length
         if kind in (1, 4):  # whole, or the last piece
             record = Record()
-            record.ParseFromString(whole)
+            record.ParseFromString(blob)
             found.append(record)
-            whole = b""
+            blob = b""
     return found
 
 
