@@ -67,7 +67,7 @@ def _has_cuda() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def own_signal_handlers() -> Iterator[None]:
+def restored_signal_handlers() -> Iterator[None]:
     """Restore signal handlers after each test: a child that a later test starts would inherit an ignored signal."""
     before = {number: signal.getsignal(number) for number in _HANDLED}
     yield

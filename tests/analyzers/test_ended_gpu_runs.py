@@ -115,7 +115,7 @@ def test_a_rank_that_dies_and_another_that_is_slow_after_the_restart(tmp_path: P
     """The second attempt begins at step 21, and its device is slow from its 41st step on."""
     stop, end = Stop(rank=1, step=31, on="host", where="backward"), Ended(rank=1, signal="SIGKILL")
     again = Delay(rank=0, ms=80, since=41)
-    slow, lost = fired(restarted_run(FSDP2, tmp_path, stop, end=end, again=[again]))
+    slow, lost = fired(restarted_run(FSDP2, tmp_path, stop, end=end, later_faults=[again]))
     assert (slow.kind, slow.ranks, slow.first_step, slow.attempt) == ("straggler", (0,), 61, 1)
     assert slow.evidence["excess_ms"] == pytest.approx(80, abs=2)
     assert (lost.kind, lost.ranks, lost.first_step, lost.attempt) == ("rank_lost", (1,), 31, 0)

@@ -88,15 +88,15 @@ def restarted_run(
     into: Path,
     *faults: Delay | Stop,
     end: Ended,
-    again: Sequence[Delay] = (),
+    later_faults: Sequence[Delay] = (),
     first_step: int = 21,
     is_stamped: bool = True,
 ) -> RunDir:
-    """Write a run whose second attempt begins at `first_step`, has the faults `again` (in steps of the recording, from
-    1), and finishes."""
+    """Write a run whose second attempt begins at `first_step`, has `later_faults` (in steps of the recording,
+    from 1), and finishes."""
     run = ended_run(name, into, *faults, end=end, is_stamped=is_stamped)
     restart = Restart(attempt=1, first_step=first_step, later_ns=RESTART_S * 10**9)
-    add_attempt(run, name, again, restart, is_stamped=is_stamped)
+    add_attempt(run, name, later_faults, restart, is_stamped=is_stamped)
     first = json.loads((run.path / "attempts" / "00000.json").read_text())
     later = first | {"wall_ns": first["wall_ns"] + restart.later_ns}
     (run.path / "attempts" / "00001.json").write_text(json.dumps(later))
