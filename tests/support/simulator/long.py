@@ -118,7 +118,7 @@ def _columns(
     meeting = arrival.max(axis=0) + transfer
     wait = meeting - arrival
     first = steps == 1
-    duration = meeting - rest_before + rest + first * noise.compile_s * 1e9
+    duration = meeting - rest_before + optimizer + checkpoint + first * noise.compile_s * 1e9
     ends = begin_ns + np.cumsum(duration.max(axis=0))
     starts = np.concatenate([[begin_ns], ends[:-1]])
     return {
