@@ -2,10 +2,12 @@
 
     python grafana/build_dashboards.py           # after a change in grafana/pages or in the metrics catalogue
 
-A page is a TOML file with a list of rows. A row is a list of panels, one line each: `title`, and `query` or `queries`
-({legend = PromQL}). `$run` in a query is replaced with the filter for the selected runs. Defaults: `kind` is
-timeseries; `unit` and `help` are those of the query's first metric; `legend` has the labels of the query's `by`;
-`width` (of 24) and `height` depend on `kind`. `limits` are (lower bound, colour); `most` is the upper end of the axis.
+A page is a TOML file with a list of rows, and a row is a list of panels. A panel takes one line, with a `title` and
+either a `query` or `queries` ({legend = PromQL}). `$run` in a query is replaced with the filter for the selected runs.
+`limits` are pairs (lower bound, colour); `most` is the upper end of the axis.
+
+Defaults: `kind` is timeseries; `unit` and `help` come from the query's first metric; `legend` shows the labels in the
+query's `by` clause, or else the title; `width` (of 24 columns) and `height` depend on `kind`.
 
 The JSON is classic dashboard JSON, which Grafana 10 to 13 import. Each panel gets its data source from the variable
 `datasource`. All times come from the run's records. Annotations show the alerts that fired.
@@ -36,14 +38,14 @@ UNITS = {
     "seconds": "s", "bytes": "bytes", "ratio": "percentunit", "celsius": "celsius", "watts": "watt", "hertz": "hertz",
     "joules": "joule",
 }  # fmt: skip
-# The palette of the reports, which people with colour vision deficiency can distinguish.
+# The palette of the reports. People with colour vision deficiency can tell its colours apart.
 COLORS = {"ok": "#009E73", "warning": "#E69F00", "critical": "#D55E00"}
 _SIZES = {"stat": (4, 4)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One panel, with the fields of its line in the page's table."""
+    """One panel. The fields are the keys of its line in the page's TOML file."""
 
     title: str
     query: str = ""
@@ -64,7 +66,7 @@ class Panel:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height."""
+        """Width (of 24 columns) and height."""
         width, height = _SIZES.get(self.kind, (12, 8))
         return self.width or width, self.height or height
 
@@ -99,7 +101,7 @@ class Page:
 
     @property
     def run(self) -> str:
-        """Variables that choose the runs in a query."""
+        """PromQL label matcher that selects the runs in a query."""
         return ONE_RUN if self.one_run else ALL_RUNS
 
 
@@ -290,12 +292,12 @@ def _links(page: Page) -> list[dict[str, Any]]:
 
 
 def rendered(page: Page) -> str:
-    """The file's text."""
+    """The page as the text of its JSON file."""
     return json.dumps(dashboard(page), indent=1) + "\n"
 
 
 def file_of(page: Page) -> Path:
-    """Path of the page."""
+    """Path of the page's JSON file."""
     return FOLDER / f"{re.sub('^rankscope-', '', page.uid)}.json"
 
 
