@@ -37,8 +37,8 @@ def stores_up_to_date(
 ) -> list[Path]:
     """Bring every node's store up to date; returns the files to read.
 
-    `include_newest`: while `watch` is running, ingest records that are not in the store yet into a temporary copy of
-    it.
+    `include_newest`: while `watch` is running, copy the store temporarily and ingest the records that it lacks into the
+    copy.
     """
     restore_unwritten(run.event_files())
     paths: dict[Path, Path] = {path: path for path in run.stores()}

@@ -3,9 +3,9 @@
     collected = collect([Path("node-0/runs/demo"), Path("node-1/runs/demo")], into=Path("runs/demo"))
     collected.ranks, collected.nodes, collected.num_bytes
 
-Each node's folder holds the tapes of its ranks and its watch, so no file is merged: tapes, events, stacks and logs are
-copied. A store is copied if no `watch` has it open; the reader ingests what it lacks from the tapes. Only regular files
-are copied, no links. A repeated call copies only what has changed.
+A node's folder holds only the tapes of its own ranks and its own `watch`, so no files need to be merged: tapes, events,
+stacks and logs are copied. A store is copied unless a `watch` has it open; a reader later ingests missing records from
+the tapes. Only regular files are copied, no links. A repeated call copies only what has changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Collected", "collect", "plain_files"]
 
 FOLDERS = ("tapes", "stacks", "logs")
 MARK = ".collected"
-"""File that marks a folder which `collect` created, and may update."""
+"""Marker file of a folder that `collect` created. `collect` may update only such a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,8 @@ def _check_target(into: Path) -> None:
 
 
 def _check_conflicts(runs: Sequence[RunDir]) -> None:
-    """Raise RunError if two folders hold the same node, or the same rank of one attempt: they are of different jobs, or
-    one folder was given twice.
+    """Raise RunError if two folders hold the same node, or the same rank of one attempt. Such folders belong to
+    different jobs, or one folder was given twice.
     """
     owners: dict[str, Path] = {}
     for run in runs:
@@ -113,7 +113,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def plain_files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator[str]:
-    """Names of the regular files in these folders of a run, relative to it; anything else goes to `left_out`."""
+    """Paths of the regular files in `folders`, relative to the run. Anything else is added to `left_out`."""
     for name in folders:
         if problem := folder_problem(run.path / name):  # os.walk follows the starting folder even if it is a link
             left_out.append(f"{run.path / name} {problem}")
@@ -133,17 +133,17 @@ def plain_files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Ite
 
 
 def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator[str]:
-    """Names of the run's regular files, which are copied unchanged."""
+    """Paths of the regular files to copy unchanged, relative to the run."""
     yield from plain_files(run, folders, left_out)
     for path in (run.path / "run.json", *run.stores()):
         if problem := file_problem(path):
             left_out.append(f"{path} {problem}")
-        elif path.suffix == ".duckdb" and not _is_open(path):  # not run.json, which `collect` writes anew
+        elif path.suffix == ".duckdb" and not _is_open(path):  # `collect` writes run.json anew
             yield path.name
 
 
 def _is_open(store: Path) -> bool:
-    """Return True if a process is writing the store, or was killed while writing (its write-ahead log is left)."""
+    """Return True if a process is writing the store, or was killed while writing and left its write-ahead log."""
     return is_watched([store]) or log_of(store).exists()
 
 

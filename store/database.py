@@ -3,9 +3,9 @@
     with WriterLock(path, role="watch"):
         connection = connect_writer(path, wait_s=1.0, threads=1)
 
-There are two locks. DuckDB's lock on the file is held only while a process has it open (a tick, a query); others wait
-until it is free. The writer lock (`<store>.lock`, an flock that ends with its process) reserves writing for one
-process, for as long as `watch` lives. Only this module imports DuckDB, on first use, so that `import store` is quick.
+There are two locks. DuckDB's lock on the file is held only while a process has the file open (a tick, a query); others
+wait until it is free. The writer lock (`<store>.lock`, an flock that ends with its process) reserves writing for one
+process; `watch` holds it as long as it runs. DuckDB is imported on first use, so that `import store` is quick.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ _DAMAGED = (
 )  # fmt: skip
 _INTERRUPTED = "Query interrupted"
 _IN_PYTHON = "KeyboardInterrupt"
-"""Start of the last line of DuckDB's error if the signal arrived while it was reading columns in Python."""
+"""Start of the last line of DuckDB's error if a signal arrived while DuckDB was reading columns in Python."""
 _USELESS_LOG = re.compile(r"File checkpoint iteration: (\d+), WAL checkpoint iteration: (\d+)")
 STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB version that must be able to open the file
 
@@ -191,7 +191,7 @@ def is_watched(stores: Iterable[Path]) -> bool:
 def ingested_until_ns(stores: Iterable[Path]) -> int:
     """Epoch nanoseconds up to which all these stores hold the recorded data; now if no `watch` writes them.
 
-    `watch` may ingest only every few seconds; this delay must not be taken for silent ranks.
+    `watch` may ingest only every few seconds; this delay must not be mistaken for silent ranks.
     """
     marks = [path.stat().st_mtime_ns for path in _watched(stores)]
     return min([time.time_ns(), *marks])
@@ -325,7 +325,7 @@ def retry_until_free(path: Path, wait_s: float, connect: Callable[[], DuckDBPyCo
 
 
 def as_store_error(error: Exception, path: Path | str) -> StoreError:
-    """Return the StoreError for an error of DuckDB."""
+    """Convert an error from DuckDB to a StoreError."""
     import duckdb
 
     text = str(error)
@@ -377,11 +377,11 @@ def quarantine(path: Path) -> Path | None:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt if a signal (Ctrl-C, or SIGTERM with a handler) ended a query in the block. DuckDB
-    replaces the handler's exception with another error, which code that tolerates failing analyses would swallow.
+    replaces the handler's exception with another error. Code that tolerates failing analyses would swallow that error.
     """
     try:
         yield
-    except Exception as error:  # RuntimeError, or duckdb.Error, which this file does not import
+    except Exception as error:  # RuntimeError or duckdb.Error
         text = str(error)
         if text == _INTERRUPTED or text.rstrip().rpartition("\n")[2].startswith(_IN_PYTHON):
             raise KeyboardInterrupt from error

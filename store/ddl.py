@@ -46,19 +46,19 @@ _BOOKKEEPING = (
 
 
 def store_columns(table: Table) -> tuple[Column, ...]:
-    """Columns of a table in the store, in order: attempt and rank first, then those of its source."""
+    """Columns of a table in the store, in order: attempt and rank, for events also time and step, then its own."""
     if table.source == "event":
         return (_ATTEMPT, _RANK, _WALL, _STEP, *table.columns)
     return (_ATTEMPT, _RANK, *table.columns)
 
 
 def finished_table(table: Table) -> str:
-    """The table that finished rows are appended to."""
+    """Name of the table to which finished rows are appended."""
     return f"{table.name}_done" if table.can_be_open else table.name
 
 
 def quoted(name: str) -> str:
-    """An SQL identifier."""
+    """Quote a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 

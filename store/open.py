@@ -1,9 +1,9 @@
 """Classify a path or address given by a user: run, folder of runs, address, shared run, or other files.
 
     found = what_is(Path("runs"))
-    found.kind, found.run, found.run_ids     # "runs", runs/demo-2, ("demo-2", "demo-1"): the newest first
+    found.kind, found.run, found.run_ids     # "runs", runs/demo-2, ("demo-2", "demo-1"), newest first
 
-Of a file, only the start is read; an address is not opened.
+Only the start of a file is read, and an address is not opened.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A run's tables as Parquet files in hive partitions, for ClickHouse, Spark, Trino, DuckDB or a lake.
+"""A run's tables as Parquet files in hive partitions, for ClickHouse, Spark, Trino, DuckDB or a data lake.
 
     write_tables(store, "s3://lake/rankscope", run_id="demo", created_ns=manifest["created_wall_ns"])
 
     lake/rankscope/table=steps/run=demo/date=2026-11-21/attempt=0/part-0.parquet
 
 Each `table=...` is a data set with one schema for many runs; exporting a run again replaces its files. `date` is the
-day (UTC) on which the run was created. The target is a folder or any URL of fsspec. Columns, units and NULLs are those
-of docs/schema.md, except that partition columns are not in the files.
+day (UTC) on which the run was created. The target is a folder or any URL of fsspec. Columns, units and NULLs are as in
+docs/schema.md, except that partition columns are not in the files.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
         columns = store.query("SELECT step, duration_ns FROM steps WHERE rank = ? ORDER BY step", [3])
         np.median(columns["duration_ns"])
 
-Every table of the schema exists, empty if it was not recorded. Close the store soon: while it is open, `watch` cannot
-write. Nothing is lost: it catches up later.
+Every table of the schema exists; it is empty if nothing was recorded. Close the store soon, because `watch` cannot
+write while it is open. Nothing is lost: `watch` catches up later.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Store(Closing):
     ) -> None:
         self._connection = connection
         self._name = name
-        self._file = file or name  # named in errors about damaged files
+        self._file = file or name  # path to name in errors about damaged files
         self._stand_ins = stand_ins  # tables of the schema that none of the files has
-        self._is_whole = is_whole  # each table of the schema is there, if only as a stand-in
+        self._is_whole = is_whole  # every table of the schema exists, perhaps as a stand-in
         self._scratch = scratch
         self._copies = dict(copies or {})  # relation that a session replaces -> the table with its replacement
         self._sessions: list[Store] = []
@@ -91,8 +91,8 @@ class Store(Closing):
         folder is read-only). A running `watch` does this itself, until `catch_up.FINAL_POLL_S` after all ranks have
         ended. `include_newest`: while `watch` is running, ingest its newest records into a temporary copy. `node`:
         without `catch_up`, open the store of this node alone, so that no other node's writer waits. `memory_bytes`:
-        DuckDB's memory limit; with `spills` larger queries continue in a temporary folder. `threads`: DuckDB's threads,
-        all cores by default.
+        DuckDB's memory limit; with `spills`, queries that exceed it spill to a temporary folder. `threads`: number of
+        DuckDB threads, by default one per core.
         """
         with contextlib.ExitStack() as scratch:
             paths = stores_up_to_date(run, scratch, wait_s, include_newest=include_newest) if catch_up else run.stores()
@@ -140,7 +140,7 @@ class Store(Closing):
         ImportError without pyarrow."""
         import duckdb
 
-        try:  # a relation is computed while it is read; a result of `execute` would be in memory at once
+        try:  # a relation is computed as it is read; `execute` would hold the whole result in memory
             return self._connection.sql(sql, params=params).to_arrow_reader(batch_rows)
         except duckdb.Error as error:
             raise self._translated(error) from error
@@ -149,10 +149,10 @@ class Store(Closing):
         """Open a second session on the same files, in which each named relation is replaced by the result of a query.
 
             few = store.session(steps="SELECT * FROM steps WHERE step % 100 = 0")
-            few.rows("SELECT count(*) FROM events, main.steps")     # every hundredth step, however it is named
+            few.rows("SELECT count(*) FROM events, main.steps")     # every hundredth step, also as main.steps
 
         The result is copied once, within the memory and spill limits of the store, and freed when the store is
-        closed. All other relations are those of this session. Raises StoreError.
+        closed. All other relations are the same as in this session. Raises StoreError.
         """
         import duckdb
 

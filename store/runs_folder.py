@@ -73,8 +73,8 @@ def _created_s(path: Path, stamp: tuple[int, int]) -> float | None:
 
 
 def _began(path: Path) -> float:
-    """Start time of a run in its manifest. Without one, the modification time of the manifest or folder, although it
-    changes with each write or copy.
+    """Start time of a run in its manifest. If the manifest has none, the modification time of the manifest or folder,
+    which is less reliable because each write or copy changes it.
     """
     for name in ("run.json", "tapes", "."):
         try:

@@ -21,7 +21,7 @@ __all__ = ["columns_of", "has_global_norms", "make_views", "show_files"]
 
 _FEW_ROWS = 10_000
 """Maximum total rows for which tables are copied into memory: copying takes no longer than creating the views, and a
-verdict (some 200 queries) then takes two thirds of the time.
+verdict (some 200 queries) then takes a third less time.
 """
 _OPTIMIZERS = frozenset({"deliminator", "filter_pushdown", "unused_columns"})
 """Optimizer passes that DuckDB keeps for queries over few rows: without them a join may compare all pairs of rows. The
@@ -35,7 +35,8 @@ FROM ({steps}) s LEFT JOIN global_norms g ON g.attempt = s.attempt AND g.step = 
 
 
 def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
-    """Create one view per table over all nodes. A column that a store of another version lacks is NULL.
+    """Create one view per table over all nodes, or a copy if there are few rows. A column that a store of another
+    version lacks is NULL.
 
     Only the files' tables are read, never their views: a view in an untrusted file may compute anything.
 
@@ -81,7 +82,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
         if copies:
             passes = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
             left_out = ",".join(name for (name,) in passes if name not in _OPTIMIZERS)
-            # One thread: waking a second one costs more than it does for so few rows.
+            # One thread: for so few rows, waking a second one costs more than it saves.
             connection.execute(f"SET disabled_optimizers = '{left_out}'; SET threads = 1")
     except duckdb.Error as error:
         raise as_store_error(error, ", ".join(map(str, paths))) from error
@@ -89,8 +90,8 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
 
 
 def _create(connection: DuckDBPyConnection, name: str, query: str, *, copies: bool) -> str:
-    """Create a table of the query's rows, or a view, and return which. If rows are damaged it is a view, so that each
-    query reports the damage.
+    """Create a table with the query's rows, or a view; return "TABLE" or "VIEW". Damaged rows always get a view, so
+    that each query reports the damage.
     """
     import duckdb
 
@@ -164,8 +165,8 @@ def columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]
 
 
 def _parts_of(table: Table, schemas: dict[tuple[str, str], set[str]] | None, index: int) -> list[str]:
-    """Names of the file's tables that hold the rows of `table`: finished and open rows are separate tables, or one.
-    `schemas`: from `columns_of`; None if all files are of this version.
+    """Names of the file's tables that hold the rows of `table`: two if open rows are stored separately, else one;
+    none if the file has no such table. `schemas`: from `columns_of`; None if all files are of this version.
     """
     parts = [finished_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
     if schemas is None or all((f"n{index}", part) in schemas for part in parts):
