@@ -32,7 +32,7 @@ __all__ = ["Batch", "Event", "SegmentRecords", "clean_json", "event_batch", "ins
 FEW_ROWS = 10_000
 _I64_MAX = 2**63
 _MAX_RECORDED = 2**61
-"""Largest value on a tape (73 years in nanoseconds); anything above counts as not recorded."""
+"""Largest value on a tape (73 years in nanoseconds); larger values are treated as not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +110,8 @@ def _values(part: SegmentRecords, column: Column) -> npt.NDArray[Any]:
         unset = raw.view(np.uint64) == UNSET_F64_BITS  # compare bits, so that a loss that is NaN stays NaN
     else:
         unset = raw == UNSET[column.type]
-        # Values that no clock or counter can have count as not recorded, since sums would overflow. Checksums, which
-        # have no unit, may use all 64 bits.
+        # Values that no clock or counter can reach are treated as not recorded, since sums would overflow. Checksums
+        # have no unit and may use all 64 bits.
         if column.type == "i64" and column.unit:
             unset |= (raw > _MAX_RECORDED) | (raw < -_MAX_RECORDED)
     values = raw

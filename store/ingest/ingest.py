@@ -284,8 +284,8 @@ class Ingester(Closing):
     def _anchor(self, new: NewRecords, transfer: Transfer) -> int:
         """Offset from monotonic to epoch time (ns): one value for all segments of a rank.
 
-        Each segment of a node process has its own, because several processes write them, perhaps with a reboot in
-        between.
+        Each segment of a node process has a separate offset, because several processes write these segments, perhaps
+        with a reboot in between.
         """
         name = new.folder.name
         if new.folder.is_node:

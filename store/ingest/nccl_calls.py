@@ -5,14 +5,14 @@
     derived.finish(once_open, still_open)  # after all rows of the tick are in the store
 
 A call is a temporary row while it is in flight, and a permanent one once its kernel has ended. Calls whose end is never
-recorded (copy engines, NCCL before 2.26, communicators destroyed before) are kept in `nccl_calls` only: as rows without
+recorded (copy engines, NCCL before 2.26, communicators destroyed early) are kept in `nccl_calls` only: as rows without
 an end they would look in flight. Calls of groups that the Python wrapper records are also kept there only.
 
 A communicator gets the label of its process group (`groups_of_communicators`), stored in table `nccl_groups`. Step and
-phase are those in which the host enqueued the call. For a call that has ended, `issue_ns` is the start of its kernel on
-the device, and `end_ns` adds the duration by the device's timer: the host runs ahead of the device, and a call queued
-behind other kernels is not waiting for a rank. For a call in flight, `issue_ns` is the time at which the host enqueued
-it.
+phase are those in which the host enqueued the call. For a call in flight, `issue_ns` is the time at which the host
+enqueued it. For a call that has ended, `issue_ns` is the start of its kernel on the device, and `end_ns` adds the
+duration by the device's timer. The enqueue time would be misleading there: the host runs ahead of the device, and a
+call queued behind other kernels is not waiting for a rank.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _describe_groups(connection: DuckDBPyConnection) -> None:
         "created_ns": np.array([comm.created_ns or 0 for comm, *_ in found], dtype=np.int64),
         "process_group": texts(label for _, label, _, _ in found),
         "members": texts(str(list(members)) for _, _, members, _ in found),
-        # Unknown sizes are negative and differ, so that they never compare equal.
+        # Unknown sizes are -1 in one column and -2 in the other, so that they never compare equal.
         "num_ranks": np.array([comm.num_ranks or -1 for comm, *_ in found], dtype=np.int32),
         "world_size": np.array([sizes.get(comm.attempt) or -2 for comm, *_ in found], dtype=np.int32),
         "is_alive": np.array([comm.is_alive for comm, *_ in found], dtype=bool),

@@ -1,10 +1,10 @@
 """Folders and segments that the newest attempts of a run write, for checking its progress and the ends of ranks.
 
     folders = NewestFolders(run, 0)
-    folders.all()                      # those of the newest attempt, and that of the node process
+    folders.all()                      # folders of the newest attempt, and of the node process
     folders.segments(folder)           # the last few of each table that shows progress
 
-Their number does not grow with the run, so they can be read from their start at any time.
+The number of these segments does not grow with the run, so they can be read from their start at any time.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     cutoff_ns = time.time_ns() - 3600 * 10**9
     retired = ingester.retire(cutoff_ns)         # segments that may be removed now: {path: number of records}
 
-1. Calls of steps that ended before the cutoff become one row a step, group and operation in `collective_totals`. Every
-   `KEPT_STEPS`-th step keeps its calls, so that analyses of calls cover the whole run.
+1. Calls of steps that ended before the cutoff become one row per step, group and operation in `collective_totals`.
+   Every `KEPT_STEPS`-th step keeps its calls, so that analyses of calls cover the whole run.
 2. A segment may be removed once all of it is in the store and the next segment was begun before the cutoff. Records
    that its writer left open stay open in the store. A damaged segment is kept. The store keeps the calls of the newest
    steps and all open records unchanged.

@@ -5,7 +5,7 @@
         change.complete, change.open_records, change.position      # or events, or a problem
 
 Writing to a memory-mapped file does not change its modification time, so a live segment is polled by a small read of
-its next and its pending records.
+its next record and its pending ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHECKSUM = "#checksum"
 """Suffix of the path of a problem found by the node's checksum index."""
 NO_INDEX = "is gone: the records could not be checked for loss or alteration"
 OLD_ATTEMPT_TICKS = 16  # tapes of attempts before the newest are polled only once in this many ticks
-RETIRED_ATTEMPT_TICKS = 2  # ... but still at each of these ticks after a restart, which may be quicker than a tick
+RETIRED_ATTEMPT_TICKS = 2  # ... but in every tick for this many ticks after a restart, which may be quick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +347,7 @@ def _digest(records: npt.NDArray[Any]) -> str:
 
 
 def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[Problem]:
-    """Report records that the writer dropped from the whole tape; the newest segment's header has their number."""
+    """Report records that the writer dropped from the whole tape; the newest segment's header has the count."""
     if header.dropped:
         path = f"{folder.name}/{header.table.name}.tape"
         text = f"{header.dropped} records were dropped by the writer: no space for a new segment"
