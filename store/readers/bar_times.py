@@ -57,7 +57,7 @@ def _times_of_run(bars: Sequence[Bar], places: Sequence[int]) -> dict[int, int]:
     is_begin = (first.elapsed_s or 0) * 1e9 < 2 * first.step * (first.duration_ns or 0) + 1e9
     before = first.step - 1 if timed[0] == places[0] else bars[places[places.index(timed[0]) - 1]].step
     steps = ns = sum_ns = 0.0
-    if not is_begin or before > 0:  # the log begins later than the bar: take its first rate as settled
+    if not is_begin or before > 0:  # the log begins after the bar did: take the first rate as settled
         before, steps, ns = first.step, 1.0, float(first.duration_ns or 0)
         timed = timed[1:]
     begin_s = (first.elapsed_s or 0) if before == first.step else 0.0

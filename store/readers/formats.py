@@ -49,7 +49,7 @@ FORMATS: dict[Format, str] = {
     "program": "file of a program around training",
 }  # fmt: skip
 METADATA_BYTES = 24 << 20
-"""A trace's metadata (host properties, stacks) may stand before its events."""
+"""Bytes in which a trace's events are searched for, because metadata (host properties, stacks) may precede them."""
 _TRACE_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
 _EVENT = re.compile(rb'^\[\s*\{.{0,4096}?[{,]\s*"ph"\s*:\s*"[A-Za-z]"', re.DOTALL)
 _DUMP_KEYS = (b"pg_config", b"comm_lib_version", b"nccl_version", b"entries", b"pg_status", b"record_id")
@@ -78,7 +78,7 @@ def _builtin_format(path: Path, first: bytes) -> Format | None:
     if first[:1] == b"\x80":
         return "flight_recorder" if any(key in first for key in _DUMP_KEYS) else None
     if first.startswith(SQLITE):
-        return "kineto"  # of Nsight Systems; if it is another database, its reader says so
+        return "kineto"  # an Nsight Systems export; the reader rejects other databases
     if is_page(first):
         return "page"
     start = first.lstrip(b"\xef\xbb\xbf \t\r\n")

@@ -187,7 +187,7 @@ def _take_sample(line: bytes, log: InspectorLog) -> None:
         log.problem = "holds means of many calls, without ranks and sequence numbers; late ranks need the JSON logs"
         return
     words = line.rpartition(b"}")[2].split()
-    device = labels.get("gpu_device_id", "").removeprefix("GPU")  # files per GPU name no process
+    device = labels.get("gpu_device_id", "").removeprefix("GPU")  # a file per GPU does not name its process
     texts = labels | {"pid": labels.get("pid", device), "n_ranks": labels.get("nranks", labels.get("n_ranks", ""))}
     numbers = {name: int(texts[name]) for name in ("rank", "n_ranks", "pid", "coll_sn")
                if texts.get(name, "").isdecimal()}  # fmt: skip

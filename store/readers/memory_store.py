@@ -41,8 +41,8 @@ _NUMBERS = itertools.count()
 
 @functools.cache
 def _instance(pid: int) -> DuckDBPyConnection:
-    """In-memory DuckDB with empty tables to copy, started once per process: a start takes as long as judging a small
-    log.
+    """In-memory DuckDB with empty tables to copy, started once per process, because starting takes as long as
+    judging a small log.
     """
     connection = connect_memory()
     connection.execute(f"ATTACH ':memory:' AS empty; USE empty; {_CREATE}; USE memory")

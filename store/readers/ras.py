@@ -3,9 +3,10 @@
     log = read_ras(Path("ras.json"))
     log.events[0].kind, log.events[0].fields      # "ras_state", {"ranks": "3", "launched": 6, "most_launched": 7}
 
-The events are those of RAS's text form. RAS numbers ranks per communicator: the numbers of the largest communicator are
-used as the job's ranks, and ranks of the others are matched to them by host, process and device. If no rank is behind,
-missing or failed, `unjudged` says that a single report cannot show whether the calls will end.
+The events are the same as for RAS's text output. RAS numbers ranks per communicator. The numbers in the largest
+communicator are used as the job's ranks, and ranks of the other communicators are matched to them by host, process and
+device. If no rank is behind, missing or failed, `unjudged` says that a single report cannot show whether the calls will
+end.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _events(comm: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, int
             missing.append(number)
             continue
         if not isinstance(counts, dict):
-            continue  # it answered, but its call counts are unknown
+            continue  # the rank answered, but its call counts are unknown
         launched[number] = sum(whole_number(count) or 0 for count in list(counts.values())[:_FUNCTIONS])
         error = whole_number(status.get("async_error")) if isinstance(status, dict) else None
         if error in _ERRORS:

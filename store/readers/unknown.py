@@ -20,7 +20,7 @@ __all__ = ["EMPTY", "packed_with", "unknown_document"]
 
 EMPTY = "is empty"
 MAX_BYTES = 8 << 20
-"""A larger document is read as a text log, which it may be."""
+"""Maximum bytes of a JSON document that is parsed."""
 HEAD_BYTES = 16 << 10
 _JSON_BEGIN = re.compile(rb"\s*(?:\{\s*\"[^\"]+\"\s*:|\[\s*\{\s*\"[^\"]+\"\s*:)")
 MAX_NAMES = 6
