@@ -25,9 +25,9 @@ __all__ = ["PARTS_SQL", "make_global_norms"]
 
 PREFIX = "grad_norm_part "
 LOGGED = "measured_grad_norm"
-"""Scalar with the measured norm if the loop also logs one."""
+"""Name of the scalar with the measured norm, if the loop also logs a norm."""
 _SAMPLE_STEPS = 32
-"""First steps that are examined for a manually sharded model. Source: a few suffice, and are quick to read."""
+"""Number of first steps examined to recognise a manually sharded model. Source: a few suffice and are read quickly."""
 _SAME = "round(ln(greatest(total, 1e-300)), 5)"  # equal up to rounding
 
 PARTS_SQL = f"""

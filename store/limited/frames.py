@@ -1,10 +1,10 @@
-"""Message framing between a process and one that answers it: a length of eight bytes, then the content.
+"""Message framing between a process and its child: a length of eight bytes, then the content.
 
     write_frame(fd, json.dumps(message).encode(), deadline_s)
     blob = read_frame(fd, deadline_s, max_bytes=1 << 20)
 
-Deadlines are in terms of `time.monotonic()`; `math.inf` for none. Raises TimeoutError at the deadline, and EOFError if
-the other end is closed.
+Deadlines are values of `time.monotonic()`; `math.inf` means no deadline. Raises TimeoutError at the deadline, and
+EOFError if the other end is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_WRITE = 1 << 16
 
 
 def write_frame(fd: int, blob: bytes, deadline_s: float) -> None:
-    """Write one message to a pipe; only a non-blocking one keeps to the deadline."""
+    """Write one message to a pipe. The deadline is kept only if the pipe is non-blocking."""
     rest = memoryview(_LENGTH.pack(len(blob)) + blob)
     while rest:
         _wait(fd, select.POLLOUT, deadline_s)

@@ -1,4 +1,4 @@
-"""Resource limits of a request-serving process, and its side of the protocol with `process.LimitedProcess`.
+"""Resource limits of a process that serves requests, and its side of the protocol with `process.LimitedProcess`.
 
     serve(answer)            # answer(request: bytes) -> bytes, until the input ends
 

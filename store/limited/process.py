@@ -60,5 +60,5 @@ class LimitedProcess:
         assert self.process.stdout is not None
         try:
             return read_frame(self.process.stdout.fileno(), deadline_s, max_bytes=self._max_answer_bytes)
-        except ValueError:  # a longer answer than it may give
+        except ValueError:  # the answer is longer than allowed
             raise EOFError from None

@@ -1,6 +1,6 @@
 """The process in which a plug-in runs: `store.plugins.process` starts it and talks to it.
 
-    def handlers(module): return {"recognise": module.recognise, ...}
+    def handlers(module, channel): return {"recognise": module.recognise, ...}
     serve(handlers)                 # argv: the module that calls this, group and name of the entry point
 
 Requests arrive as pickles from the parent, responses leave as JSON, so that the parent never unpickles a plug-in's
@@ -33,7 +33,7 @@ __all__ = ["MEMORY_BYTES", "Channel", "one_line", "serve"]
 MEMORY_BYTES = 1 << 30
 """Maximum bytes that a plug-in may allocate beyond Rankscope's modules."""
 GRACE_S = 5.0
-"""The parent ends a call at its time limit. If the parent has exited, the kernel does, this many seconds later."""
+"""Seconds after a call's time limit at which the kernel ends it, in case the parent has exited and cannot do so."""
 ROWS_PER_PART = 5_000
 MAX_PROBLEM_CHARS = 300
 Handlers = Mapping[str, Callable[..., Any]]
@@ -45,7 +45,7 @@ class Channel:
     def __init__(self, questions: int, answers: int) -> None:
         self._questions, self._answers = questions, answers
         self.question = 0
-        """Number of the request being answered, to detect a second response from a plug-in that forks."""
+        """Number of the current request, to detect a second response from a plug-in that forks."""
 
     def next(self) -> tuple[str, tuple[Any, ...], float]:
         """Return the next request. Raises EOFError when the parent has exited."""

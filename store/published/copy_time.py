@@ -35,7 +35,7 @@ def is_copy(run: RunDir) -> bool:
 
 
 def recorded_until_ns(run: RunDir) -> int:
-    """Time up to which all records are present (epoch nanoseconds); now if the folder is not a copy."""
+    """Time up to which all records are present (epoch nanoseconds); the current time if the folder is not a copy."""
     try:
         found = json.loads(read_plain(run.path / NAME, MAX_BYTES))["recorded_until_ns"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -44,5 +44,5 @@ def recorded_until_ns(run: RunDir) -> int:
 
 
 def stored_until_ns(run: RunDir) -> int:
-    """Time up to which the run's stores hold all records (epoch nanoseconds); now if no process adds any."""
+    """Time up to which the run's stores are complete (epoch nanoseconds); the current time if nothing writes them."""
     return recorded_until_ns(run) if is_copy(run) else ingested_until_ns(run.stores())

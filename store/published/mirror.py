@@ -44,7 +44,7 @@ _NODE = re.compile(r"node-(\d{5})\.json\Z")
 
 
 class Mirror(Closing):
-    """Copies the run to `scratch/<name of the run>`. Raises AddressError, one line."""
+    """Copies the run to `scratch/<name of the run>`. Raises AddressError with one line."""
 
     def __init__(self, address: str, scratch: Path) -> None:
         self.address = address
@@ -141,7 +141,7 @@ class Mirror(Closing):
         return nodes
 
     def _refresh_manifest(self) -> None:
-        """Copy run.json if it has changed, with its modification time, by which the newest of several runs is found."""
+        """Copy run.json if it has changed, and keep its modification time, by which the newest run is found."""
         path, source = self.run.path / "run.json", f"{self._root}/run.json"
         content = self._read(source)
         if not path.exists() or path.read_bytes() != content:

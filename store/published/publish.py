@@ -130,7 +130,7 @@ class Publisher:
         )
 
     def _begin(self, connection: Any) -> None:
-        """Begin a new generation if the store was replaced since the last round, and count all its rows."""
+        """If the store was replaced since the last round, begin a new generation in which all its rows are waiting."""
         ((store_id,),) = connection.execute("SELECT max(store_id) FROM store.main.ingest_meta").fetchall()
         if store_id == self._store_id:
             return
@@ -142,7 +142,7 @@ class Publisher:
         self._generation, self._sequence, self._store_id = uuid.uuid4().hex, 0, store_id
 
     def write(self, rows: Round) -> None:
-        """Write a round. Objects are written before those that refer to them. Raises OSError."""
+        """Write a round. An object is written before any object that refers to it. Raises OSError."""
         run, place = posixpath.join(self._root, self._run.run_id), (self._node_rank, rows.generation)
         if self._written_generation != rows.generation:
             self._put_bytes(f"{run}/run.json", json.dumps(self._run.manifest(), default=str).encode())

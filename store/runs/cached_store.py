@@ -3,10 +3,10 @@
     with CachedStore(run) as kept:
         with kept.opened() as store: ...           # the files are attached only in this block
 
-Most of the CPU time of opening a store goes into a database in memory with a view for each table. The database is kept
-and only the files are attached again, so that writers can use them in between. A full open is needed each time for
-files with few rows (they are copied), for files of another version of Rankscope, and for runs whose norms are computed
-from parts (`store.derived.global_norms`).
+Opening a store spends most of its CPU time on creating an in-memory database with a view for each table. This database
+is kept, and only the files are attached in each round, so that writers can use them in between. A full open is needed
+each time for files with few rows (these are copied), for files of another version of Rankscope, and for runs whose
+norms are computed from parts (`store.derived.global_norms`).
 """
 
 from __future__ import annotations

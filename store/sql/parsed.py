@@ -3,7 +3,7 @@
     connection.execute(parsed(connection, "SELECT max(step) FROM steps WHERE rank = ?"), [3])
 
 Without it, a quarter of the CPU time of a small run's diagnosis is parsing. Pass values as parameters: each literal
-value would make another statement.
+value would add another statement to the cache.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     answer = ask(run, "SELECT rank, median(duration_ns) FROM steps GROUP BY rank", max_rows=1000, limit_s=20)
     answer.names, answer.rows, answer.is_cut
 
-The kernel limits the memory (RLIMIT_AS), and a process that exceeds the time limit is killed: some operators allocate
-beyond DuckDB's accounting, and some ignore an interrupt. The caller then gets a StoreError. One idle process is kept
-for the next statement, which saves its start-up time.
+The kernel limits the memory (RLIMIT_AS), because some operators allocate more than DuckDB accounts for. A process that
+exceeds the time limit is killed, because some operators ignore an interrupt. In both cases the caller gets a
+StoreError. One idle process is kept for the next statement, which saves its start-up time.
 """
 
 from __future__ import annotations
