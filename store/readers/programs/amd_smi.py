@@ -1,4 +1,4 @@
-"""Read `amd-smi metric`, as text or `--json`: each GPU's temperature, power, clock and load, and its counted errors.
+"""Read `amd-smi metric`, as text or `--json`: each GPU's temperature, power, clock, load and error counts.
 
 The JSON is a list of GPUs, since ROCm 6.4 under `gpu_data`. A reading is a number with a unit, in an object or text.
 """
@@ -63,7 +63,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _texts(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Readings by column of `health`. Errors of the memory are those of its controller, else of the whole GPU."""
+    """Readings by column of `health`. Memory errors come from the memory controller (UMC), else from the whole GPU."""
     texts: dict[str, str] = {}
     for section, name, column in _READINGS:
         text = _text(_objects(metrics.get(section)).get(name))

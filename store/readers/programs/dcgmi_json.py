@@ -43,7 +43,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _failed(root: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield (test, numbers of GPUs, text), one per test for all its GPUs."""
+    """Yield (test, GPU indices, text) once per failed test."""
     for category in _objects(root.get("test_categories")):
         for test in _objects(category.get("tests")):
             name = str(test.get("name") or test.get("test_name") or "")
@@ -57,7 +57,7 @@ def _failed(root: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
 
 
 def _unhealthy(body: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield the same for each system of a GPU that failed. A warning is not a failure, as in the table."""
+    """Yield (system, GPU index, text) for each failed system of a GPU. As in the table, a warning is not a failure."""
     for device, entity in _children(body.get("GPU")):
         for system, result in _children(_object(_object(entity.get("children")).get("Errors"))):
             if str(result.get("value")).startswith("Fail"):

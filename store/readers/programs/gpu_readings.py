@@ -80,8 +80,8 @@ def sample_ns(text: str) -> int | None:
 def last_xid(
     code: int, device: str, line: int, host: str | None, text: str, known: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Log event for DCGM's last XID of a device, unless `known` has it: a gauge repeats it in every reading, and does
-    not tell when the error was.
+    """Log event for the last XID that DCGM reports for a device; empty if `known` has it. The gauge repeats the XID in
+    every reading and does not tell when the error occurred.
     """
     fields = {"xid": code, "bus": device, "gauge": "DCGM"}
     if not code or any(one["fields"] == fields and one["host"] == host for one in known):

@@ -1,8 +1,8 @@
 """Read scrapes of GPU exporters in Prometheus' text format (dcgm-exporter, nvidia_gpu_exporter), and Prometheus'
 answers to queries for these metrics (`promtool query`, JSON of its HTTP API): readings of each GPU and its last XID.
 
-If a metric appears again for the same GPU, the next scrape begins. Answers list all values of one metric first, so
-they are sorted by time.
+If a metric appears again for the same GPU, the next scrape begins. An answer lists all values of one metric before the
+next metric, so its samples are sorted by time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _OF_GPU = re.compile(rb"(?m)^(?:DCGM_FI_DEV_|nvidia_smi_)\w+\{")
 _IN_JSON = re.compile(rb'"__name__"\s*:\s*"(?:DCGM_FI_DEV_|nvidia_smi_)')
 _NOT_SUPPORTED = 0x7FFFFFF0
-"""DCGM's smallest integer that means "not supported"; there are 64-bit ones too."""
+"""First of DCGM's 32-bit blank values ("not supported" etc.); its 64-bit ones are too large for any reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def read(path: Path) -> ProgramRows:
         if value is None or labels.get("GPU_I_ID"):
             continue
         named = labels.get("Hostname", "")
-        host = host_of_file if not named or "dcgm-exporter" in named else named  # in Kubernetes it may be the pod's
+        host = host_of_file if not named or "dcgm-exporter" in named else named  # a pod in Kubernetes
         device = labels.get("UUID") or labels.get("uuid") or f"GPU {labels.get('gpu', '0')}"
         if sample.name == _XID:
             where = labels.get("pci_bus_id") or labels.get("gpu") or device

@@ -1,4 +1,4 @@
-"""Read JSON objects, one per line; damaged ones are left out."""
+"""Read JSON objects, one per line; damaged lines are left out."""
 
 from __future__ import annotations
 

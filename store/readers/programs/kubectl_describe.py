@@ -14,7 +14,9 @@ _FIELD = re.compile(r"^(\s*)([A-Z][\w ]*):\s*(.*)$")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for a pod's name, namespace and containers; an evicted pod is often quoted without its containers."""
+    """Return True for a pod's name, namespace and containers. A status and reason suffice for an evicted pod, which is
+    often quoted without its containers.
+    """
     is_pod = b"\nContainers:" in first or (b"\nStatus:" in first and b"\nReason:" in first)
     return first.startswith(b"Name:") and b"\nNamespace:" in first and is_pod
 

@@ -35,7 +35,7 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def lines_of(objects: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines of log for the events and pods among parsed objects."""
+    """Log lines for the events and pods among parsed objects."""
     events = [item for item in objects if "involvedObject" in item or "regarding" in item]
     for event in sorted(events, key=_time):
         involved = _dict(event.get("involvedObject") or event.get("regarding"))

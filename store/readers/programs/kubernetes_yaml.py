@@ -1,7 +1,7 @@
-"""Read Kubernetes' objects as YAML (`kubectl get events`, `pod` with `-o yaml`) in the same way as their JSON.
+"""Read Kubernetes objects as YAML (`kubectl get events`, `pod` with `-o yaml`) in the same way as their JSON.
 
-Only what kubectl writes is parsed: nested blocks, quoted and multi-line texts. Tags, anchors and aliases are not, so
-their risks do not arise.
+Only what kubectl writes is parsed: nested blocks, quoted and multi-line texts. Tags, anchors and aliases are not
+supported, so their risks do not arise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read metrics by step as JSON lines: detectron2's `metrics.json`, LLaMA-Factory's `trainer_log.jsonl`, MMEngine's
 `scalars.json` and MMCV's `.log.json`, verl's file logger, `result.json` of Ray, and other programs' `metrics.jsonl`.
 
-MMCV counts iterations within an epoch: the last printed one of each epoch is added to those of the next. Objects with a
-text message are log lines, which the rules of text logs read.
+MMCV counts iterations within an epoch, so the last printed count of each epoch is added to the counts of the next.
+Objects with a text message are log lines, to which the rules for text logs apply.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMES = ("timestamp", "time", "ts", "wall_time", "_timestamp")
 _MESSAGES = ("message", "msg", "log", "text", "MESSAGE", "level", "levelname", "severity")
 MIN_SPACES = 3
 MIN_LINES = 2
-"""A single object is a document, such as a summary."""
+"""Minimum number of lines, because a single object is a document, such as a summary."""
 
 
 def recognise(first: bytes) -> bool:
@@ -58,7 +58,7 @@ def read(path: Path) -> ProgramRows:
     events: list[dict[str, Any]] = []
     problem = ""
     total: int | None = None
-    starts: dict[object, int] = {}  # of each epoch, which a resumed run writes again
+    starts: dict[object, int] = {}  # steps before each epoch; a resumed run writes an epoch again
     before, last = 0, 0
     try:
         for number, row in objects(read_chunks(path)):
@@ -89,7 +89,7 @@ def _point(row: Mapping[str, Any]) -> Point | None:
     step = _stated_step(row)
     inner = row.get("data")
     metrics = {**(inner if isinstance(inner, dict) else {}), **row}
-    if "data_time" in row and "iter_time" not in row:  # of the step, as detectron2 and MMEngine write it
+    if "data_time" in row and "iter_time" not in row:  # in detectron2 and MMEngine, `time` is that of the step
         metrics["iter_time"] = row.get("time")
     return point_of(step, metrics, _wall_ns(row))
 

@@ -1,7 +1,8 @@
 """Read CSV tables of metrics by step: `metrics.csv` of Lightning's CSVLogger, exports of TensorBoard and W&B.
 
 A row may hold a single metric, so rows of the same step are joined. If a table has epochs and no steps (Keras'
-CSVLogger, `results.csv` of Ultralytics), an epoch counts as a step, and if an epoch has several rows, each row does.
+CSVLogger, `results.csv` of Ultralytics), an epoch counts as a step. If an epoch has several rows, each row counts as a
+step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MAX_HEADER_CHARS = 20_000
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for a header with a step and a known metric, or of TensorBoard's export of one scalar."""
+    """Return True for a header with a step and a known metric, and for that of a scalar exported from TensorBoard."""
     names = _names(first.split(b"\n", 1)[0].decode("utf-8-sig", "replace").rstrip("\r"))
     step = _step_column(names)
     if step is None:
@@ -139,7 +140,7 @@ def _run(name: str) -> str:
 
 
 def _runs(names: Sequence[str]) -> list[str]:
-    """Names of the runs of which the table has a known metric."""
+    """Names of the runs for which the table has a known metric."""
     return list(dict.fromkeys(run for name in names if (run := _run(name)) and column_of(_metric(name))))
 
 

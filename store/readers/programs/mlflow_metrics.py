@@ -1,5 +1,5 @@
-"""Read metrics of MLflow's file store: one file each (`mlruns/*/*/metrics/loss`), with lines of time, value and
-step.
+"""Read metrics of MLflow's file store: one file per metric (`mlruns/*/*/metrics/loss`), with time, value and step on
+each line.
 """
 
 from __future__ import annotations

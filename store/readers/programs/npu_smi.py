@@ -1,4 +1,4 @@
-"""Read the table of `npu-smi info`: NPUs of Ascend whose health is not OK."""
+"""Read the table of `npu-smi info`: Ascend NPUs that are not healthy (OK)."""
 
 from __future__ import annotations
 

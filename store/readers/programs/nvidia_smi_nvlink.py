@@ -1,4 +1,4 @@
-"""Read `nvidia-smi nvlink -s`: GPUs with fewer active NVLinks than others of the same model in the host."""
+"""Read `nvidia-smi nvlink -s`: GPUs with fewer active NVLinks than others of the same model on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read `nvidia-smi -q`, as text or XML (`-x`): each GPU's memory state, its temperature and what slows its clocks."""
+"""Read `nvidia-smi -q`, as text or XML (`-x`): each GPU's memory state, temperature and clock throttle reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLACES = {
     ("Remapped Rows", "Remapping Failure Occurred"): "remap_failed", ("Clocks", "SM"): "sm_clock_hertz",
 }  # fmt: skip
 _ECC = ("Volatile", "Aggregate", "Single Bit", "Double Bit")
-"""Sections of ECC errors; the name of the enclosing section is put before theirs."""
+"""Sections of ECC errors. Each is named with the name of the enclosing section in front."""
 _REASONS = ("Clocks Event Reasons", "Clocks Throttle Reasons", "HW Slowdown")
 _ERRORS = re.compile(r"uncorrectable|correctable|single bit|double bit", re.IGNORECASE)
 _XML_GPU = re.compile(r'<gpu id="([^"]+)">')

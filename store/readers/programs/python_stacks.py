@@ -43,12 +43,12 @@ class _Thread:
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the headings of threads, which the log of a failing program does not have."""
+    """Return True for the thread headings, which the log of a failing program lacks."""
     return b'File "' in first and any(mark.search(first) for mark in _MARKS)
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the thread that trains: Python's main thread, else the one whose outermost frame is a module's."""
+    """Read the training thread: Python's main thread, else one whose outermost frame is `<module>`, else the first."""
     text = read_text(path, REPORT_BYTES)
     threads = [thread for thread in _threads(text) if thread.frames]
     outermost = -1 if _INNERMOST_FIRST in text else 0
@@ -68,7 +68,7 @@ def _threads(text: str) -> list[_Thread]:
     for line in text.splitlines():
         if thread := _THREAD.match(line):
             if thread["frames"] and found and not found[-1].frames:
-                continue  # below gdb's heading of the thread
+                continue  # a Python heading below gdb's heading of the same thread
             found.append(_Thread("MainThread" in (thread["name"] or ""), int(thread["tid"] or thread["lwp"] or 0)))
         elif found and (frame := _FRAME.match(line)):
             name = re.sub(r" \(.*\)$", "", frame["name"])[:300]

@@ -1,6 +1,4 @@
-"""Read what OpenPBS says of a job that has ended (`qstat -fx`, also `-F json`): its exit status, or the limit at which
-the server ended it.
-"""
+"""Read what OpenPBS reports on an ended job (`qstat -fx`, also `-F json`): its exit status, or the exceeded limit."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError
 NAME = "qstat -f of PBS"
 _STATES = {"R": "RUNNING", "Q": "PENDING", "H": "PENDING", "W": "PENDING", "E": "COMPLETING", "S": "SUSPENDED"}
 _LIMITS = {-29: "TIMEOUT", -28: "TIMEOUT", -27: "OUT_OF_MEMORY", -26: "OUT_OF_MEMORY"}
-"""Exit status if a limit was exceeded: wall time, CPU time, memory, virtual memory (OpenPBS, `job.h`)."""
+"""Exit statuses for an exceeded limit: wall time, CPU time, memory, virtual memory (OpenPBS, `job.h`)."""
 _SIGNALS = 256
 """Exit status of a job script that died of signal n: 256 + n."""
 _FIELD = re.compile(r"^\s{4}([A-Za-z][\w.]*) = (.*)$")

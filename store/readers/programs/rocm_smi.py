@@ -1,8 +1,8 @@
-"""Read what `rocm-smi` prints, also with `--json`: the temperature, power, clock and load of AMD's GPUs, and
-errors that RAS counted.
+"""Read what `rocm-smi` prints, also with `--json`: the temperature, power, clock and load of AMD GPUs, and their RAS
+error counts.
 
-`--showrasinfo` counts errors by block. Some versions exchange the headings of its last two columns, but not the values:
-the last number is always that of the uncorrectable errors.
+`--showrasinfo` counts errors by block. Some versions swap the headings of its last two columns, but not the values: the
+last number is always the count of uncorrectable errors.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _of_json(text: str) -> dict[tuple[int, str], dict[str, str]]:
-    """Texts of readings by card, from one JSON object per output. Raises SourceError if none is whole."""
+    """Texts of readings by card, from one JSON object per output. Raises SourceError if none is complete."""
     rows: dict[tuple[int, str], dict[str, str]] = {}
     decoder, at, output = json.JSONDecoder(), text.find("{"), 0
     try:

@@ -65,7 +65,7 @@ def with_state(problem: str, row: dict[str, str]) -> str:
 
 
 def end_of_job(row: dict[str, str], line: int) -> dict[str, Any] | None:
-    """Log event for the row of a job or step; None if it has not ended, or another row reports it."""
+    """Log event for the row of a job or step; None if it has not ended, or if another row reports the end."""
     state = _state(row["State"]) if row["State"] else ""
     kind, fields = _ENDS.get(state, ("", {}))
     if state == "FAILED" and (end := _EXIT.match(row.get("ExitCode", ""))) and end.groups() != ("0", "0"):

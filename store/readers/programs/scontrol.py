@@ -16,7 +16,7 @@ _FIELD = re.compile(r"(?:^|\s)([A-Z]\w+)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)")
 
 
 def is_listing(first: bytes, first_field: str, other_field: str) -> bool:
-    """Return True if one of the first lines begins an object with `first_field`, and `other_field` is somewhere."""
+    """Return True if one of the first lines begins an object with `first_field`, and `first` contains `other_field`."""
     lines = first.lstrip().splitlines()[:HEADER_LINES]  # a shell prompt may precede it
     return (
         any(line.lstrip().startswith(f"{first_field}=".encode()) for line in lines)

@@ -13,7 +13,7 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "scontrol show node"
 MAX_NODES = 64
-"""Maximum nodes of a job: a longer listing is of the whole cluster, and the job's nodes are unknown."""
+"""Maximum nodes of a job. A longer listing describes the whole cluster, so the job's nodes are unknown."""
 _FAILED = ("DOWN", "FAIL", "FAILING", "ERROR", "NOT_RESPONDING")
 _DRAINED = ("DRAIN", "DRAINED", "DRAINING")
 PLANNED = re.compile(r"mainten|upgrad|\breboot|reserv|update|install|patch|\btest", re.IGNORECASE)
@@ -27,7 +27,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the nodes of a job; of a listing of the whole cluster, none. Raises SourceError."""
+    """Read the nodes of a job; none if the listing describes the whole cluster. Raises SourceError."""
     nodes = blocks(read_text(path, DOCUMENT_BYTES), "NodeName")
     if len(nodes) > MAX_NODES:
         reason = f"lists {len(nodes)} nodes: give those of the job (scontrol show node $SLURM_JOB_NODELIST)"

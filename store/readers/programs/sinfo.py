@@ -24,7 +24,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the reason of the job's nodes. Several reasons are of the whole cluster, and the job's nodes are unknown."""
+    """Read a single reason. Several reasons describe the whole cluster: the job's nodes are then unknown."""
     lines = read_text(path, DOCUMENT_BYTES).splitlines()
     rows = [(number, row) for number, line in enumerate(lines, 1) if (row := _ROW.match(line))]
     if len(rows) > 1:

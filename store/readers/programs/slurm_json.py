@@ -71,7 +71,7 @@ def _row(fields: dict[str, Any]) -> dict[str, str]:
 
 
 def _number(value: object) -> int:
-    """Number in either form; 0 if it is not set."""
+    """Read a number in either form; 0 if it is not set."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set", True) else 0
     return int(value) if isinstance(value, int | float) and abs(value) < 1 << 53 else 0
