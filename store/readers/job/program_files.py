@@ -25,13 +25,13 @@ __all__ = ["ReadPrograms"]
 SAME_RATIO = 1e-3
 """Relative and absolute tolerance: two files may print the same loss with different precision."""
 SAME_PRINTED_RATIO = 0.02
-"""The same for a log, which may print two decimals."""
+"""The same tolerance for a log, which may print only two decimals."""
 MANY = 2
 """If a file and a log count differently, the one that would be left out is kept if it has more than this many times the
 losses of the other.
 """
 MIN_COMMON = 5
-"""Minimum number of steps in both that show that a file counts samples."""
+"""Minimum number of steps in common that show that a file counts samples."""
 NOTHING_IN_IT = "contains no step, no reading and no known failure"
 
 
@@ -57,7 +57,7 @@ class ReadPrograms:
 
     @property
     def has_only_steps(self) -> bool:
-        """Return True if no file tells of anything but steps and evaluations."""
+        """Return True if the files hold nothing but steps and evaluations."""
         events = [event for event in self.log_events() if event["kind"] != EVALUATION]
         return not events and not any(rows.health or rows.stacks for rows in self.rows.values())
 
@@ -66,11 +66,11 @@ class ReadPrograms:
         return [event for rows in self.rows.values() for event in rows.log_events]
 
     def steps(self, problems: Survey, logged: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-        """Steps of one run, with those that its logs print.
+        """Steps of one run, joined with those that its logs print.
 
-        1. A file with other losses for the same steps is of another run, and left out.
-        2. DeepSpeed's monitor counts samples. If dividing by one number makes the file's losses those of the logs, it
-           is divided.
+        1. A file with other losses for the same steps belongs to another run and is left out.
+        2. DeepSpeed's monitor counts samples. If the losses match those of the logs once the sample counts are divided
+           by a constant, the counts are converted to steps.
         3. Any other file that has no step in common with the logs, although their ranges overlap, counts differently:
            the logs' steps are kept, unless the file has far more losses.
         4. A log without step numbers (transformers) has the numbers of its lines instead: the files' steps are kept,
@@ -90,8 +90,8 @@ class ReadPrograms:
     def _steps(
         self, problems: Survey, numbered: Mapping[tuple[int, int], dict[str, Any]]
     ) -> tuple[list[dict[str, Any]], set[int]]:
-        """Steps that the logs do not print, and the ranks whose logs count otherwise and are left out. Of a step that
-        the logs print, only what they lack is added to their row.
+        """Return the steps that the logs do not print, and the ranks whose logs count differently and are left out. If
+        the logs print a step, the files only fill in the values that its row lacks.
         """
         kept: dict[tuple[int, int], dict[str, Any]] = {}
         printed = Counter(rank for (rank, _), row in numbered.items() if row.get("loss") is not None)
@@ -136,7 +136,7 @@ class ReadPrograms:
 def _in_steps(
     rows: list[dict[str, Any]], numbered: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The rows, with samples converted to steps if the losses are then those of the logs."""
+    """The rows, with samples converted to steps if the losses then match those of the logs."""
     if not rows or not numbered or any((row["rank"], row["step"]) in numbered for row in rows):
         return rows
     first = min(row["step"] for row in rows)
@@ -158,14 +158,14 @@ def _in_steps(
 def _overlap(
     rank: int, rows: Sequence[Mapping[str, Any]], numbered: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> bool:
-    """Return True if the ranges of steps of a file and of the rank's logs overlap; those of two attempts may not."""
+    """Return True if the step ranges of a file and of the rank's logs overlap. Files of another attempt may not."""
     steps: list[int] = [row["step"] for row in rows if row["rank"] == rank]
     logged = [step for logged_rank, step in numbered if logged_rank == rank]
     return min(steps) <= max(logged) and min(logged) <= max(steps)
 
 
 def _fill_gaps(row: Mapping[str, Any], known: dict[str, Any]) -> None:
-    """Add what a step's row lacks; `is_between` only together with the duration that it qualifies."""
+    """Fill in values that a step's row lacks. `is_between` is copied only with the duration that it qualifies."""
     names = [name for name in row if name != "is_between" or known.get("duration_ns") is None]
     known |= {name: row[name] for name in names if known.get(name) is None}
 
