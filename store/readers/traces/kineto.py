@@ -5,7 +5,7 @@
     trace.compute, trace.communication             # disjoint intervals, microseconds
 
 * With device events, communication is NCCL's kernels, compute all other kernels, and copies are memory copies and
-  memsets on the device. Step windows are the device's if the trace has them, since the host runs ahead.
+  memsets on the device. Step windows are taken from the device if the trace has them, since the host runs ahead.
 * Without device events (CPU, gloo), compute is every operator except those that issue communication, and communication
   is the backend's spans (`gloo:all_reduce`), which run in separate threads.
 * Events are read one at a time; only two numbers per relevant event are kept.
@@ -218,7 +218,7 @@ def _annotation(category: str, name: str, begin: float, end: float, into: Collec
     if step:
         steps = into.host_steps if category == "user_annotation" else into.device_steps
         number = int(step[1])
-        if number in steps:  # one on each stream of the device
+        if number in steps:  # the device has one mark per stream
             steps[number] = (min(begin, steps[number][0]), max(end, steps[number][1]))
         elif len(steps) < MAX_STEPS:
             steps[number] = (begin, end)

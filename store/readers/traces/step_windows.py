@@ -15,12 +15,12 @@ from store.readers.traces.intervals import Spans, union
 __all__ = ["CollectedSpans", "step_windows"]
 
 SHORT_MARK = 0.1
-"""A step mark shorter than this share of the distance to the next mark is only a point in time (ROCm's last 16 us)."""
+"""A step mark shorter than this share of the distance to the next mark marks a point in time (ROCm: 16 us long)."""
 
 
 @dataclass(slots=True)
 class CollectedSpans:
-    """Begins and ends of the relevant events, in microseconds of the trace's clock."""
+    """Start and end times of the relevant events, in microseconds of the trace's clock."""
 
     launches: tuple[array[int], array[float]] = field(default_factory=lambda: (array("q"), array("d")))
     """Correlation ID and time of host calls that launch device work."""
@@ -29,13 +29,13 @@ class CollectedSpans:
     )
     """Correlation ID, start and end of device work."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Unknown categories, and their number of spans."""
+    """{unknown category: number of spans}."""
     categories: set[str] = field(default_factory=set)
     """Categories of device work and of the calls that launch it."""
     processes: dict[Any, str] = field(default_factory=dict)
     """Names of processes by pid."""
     by_kind: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
-    """Begins and ends of the spans of each kind: kernel, nccl_kernel, copy, operator, backend, data, ?<category>."""
+    """Starts and ends of spans by kind: kernel, nccl_kernel, copy, operator, backend, data, ?<category>."""
     num_events: int = 0
     damaged: int = 0
     host_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -61,8 +61,8 @@ class CollectedSpans:
 
 
 def step_windows(collected: CollectedSpans, on_device: bool) -> tuple[Ints, Floats, Floats]:
-    """Number, start and end of each step, by the device's step marks, else by the kernels that the host launched in
-    each step.
+    """Number, start and end of each step: from the device's step marks, else from the kernels that the host launched in
+    each step, else from the host's marks. Without any marks the whole trace is one step.
     """
     device = _marks(collected.device_steps)
     host = _marks(collected.host_steps)
@@ -79,7 +79,9 @@ def step_windows(collected: CollectedSpans, on_device: bool) -> tuple[Ints, Floa
 
 
 def _marks(steps: Mapping[int, tuple[float, float]]) -> tuple[Ints, Floats, Floats] | None:
-    """Windows from step marks. A mark that is only a point lasts until the next mark; the last one is left out."""
+    """Windows from step marks. If the marks are points in time, each window lasts until the next mark, and the last
+    mark is left out.
+    """
     if not steps:
         return None
     numbers = np.array(sorted(steps), dtype=np.int64)
@@ -93,7 +95,7 @@ def _marks(steps: Mapping[int, tuple[float, float]]) -> tuple[Ints, Floats, Floa
 
 
 def _by_correlation(collected: CollectedSpans, host: tuple[Ints, Floats, Floats]) -> tuple[Ints, Floats, Floats] | None:
-    """Windows on the device, each from the first kernel that the host launched in a step to that of the next step.
+    """Device windows: from the first kernel that the host launched in a step to the first kernel of the next step.
 
     None if the trace does not tell which call launched which kernel.
     """

@@ -56,7 +56,7 @@ class _Spans:
         self.name.append(name)
 
     def in_order(self) -> Iterator[tuple[float, float, int]]:
-        """Sort by begin; of spans that begin together, the longer (outer) one comes first."""
+        """Spans by start time; of spans that start together, the longer (outer) one comes first."""
         begin, end = np.frombuffer(self.begin), np.frombuffer(self.end)
         for at in np.lexsort((-end, begin)):
             yield self.begin[at], self.end[at], self.name[at]
