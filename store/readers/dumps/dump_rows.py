@@ -135,8 +135,10 @@ def _labels(members: Members) -> dict[GroupKey, str]:
 
 
 def _reopen_failed(ranks: Mapping[int, RankDump], members: Members) -> None:
-    """Clear `done` of newest calls that cannot have succeeded: of gloo's calls that a member which dumped later has not
-    entered, and of calls with a sequence number under which members made different calls and one of these may be stuck.
+    """Clear `done` of newest calls that cannot have succeeded:
+
+    1. gloo's calls that a member has not entered although it dumped later;
+    2. calls whose sequence number stands for different operations on different members, if one of these may be stuck.
     """
     for group, ranks_of in members.items():
         dumps = [ranks[rank] for rank in ranks_of if rank in ranks]
@@ -156,7 +158,7 @@ def _reopen_failed(ranks: Mapping[int, RankDump], members: Members) -> None:
 
 
 def _complete(dump: RankDump, group: GroupKey) -> bool:
-    """True if the newest call of a group is known: a ring that lost records may have lost all calls of the group."""
+    """True if the newest call of a group is known. A ring that lost records may have lost all calls of the group."""
     return not dump.dropped or group in dump.last_seq
 
 
@@ -174,8 +176,8 @@ def _first_row_numbers(ranks: Mapping[int, RankDump]) -> dict[GroupKey, int]:
 def _calls(
     dump: RankDump, members: Members, ranks: Mapping[int, RankDump]
 ) -> Iterator[tuple[GroupKey, Recorded, int, int | None, bool]]:
-    """Yield group, call, number, global rank of the peer, and whether the call is in flight: no later call of the group
-    is done.
+    """Yield group, call, number, global rank of the peer, and whether the call is in flight: neither the call nor a
+    later one of the group is done.
     """
     for group, calls in dump.calls.items():
         last_done = max((call.seq for call in calls.values() if call.done), default=-1)
@@ -207,14 +209,14 @@ def _device_state(rank: int, communicator: int, call: Recorded, seq: int) -> Row
 
 
 def _has_events(dump: RankDump) -> bool:
-    """Return True if the rank's calls ran on a device, and so have events."""
+    """Return True if the rank's calls ran on a device and therefore have events."""
     calls = [call for by_seq in dump.calls.values() for call in by_seq.values()]
     return any(call.has_events for call in calls + [call for recorded in dump.p2p.values() for call in recorded])
 
 
 def _first_number(dump: RankDump, other: RankDump | None, key: tuple[GroupKey, str, int]) -> int:
-    """Number of the first kept call of one direction: counted from the start, or so that the first open call is number
-    0.
+    """Number of the first kept call of one direction. It is counted from the start or, if a ring lost calls, chosen such
+    that the first open call is number 0.
     """
     if dump.dropped or (other is not None and other.dropped):
         return -_num_done(dump.p2p[key])

@@ -13,7 +13,7 @@ in `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
 * A ring that keeps nothing (`TORCH_FR_BUFFER_SIZE=0`) still has `pg_status`, from which the default group's calls are
   known, but not their operations.
 * Calls inside a coalesced group have no events; their state is in the `coalesced` entry that follows them.
-* Dumps are untrusted: a field of the wrong type or size counts as not recorded.
+* Dumps are untrusted: a field of the wrong type or size is treated as not recorded.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RankDump:
     enqueued: dict[int, int] = field(default_factory=dict)
     """`last_enqueued_collective` of `pg_status`, by the rank's local number of the group."""
     is_open_elsewhere: bool = False
-    """True if `pg_status` has a call in flight of a group other than the default one."""
+    """True if `pg_status` shows a call in flight in a group other than the default one."""
 
 
 def read_dump(path: Path, rank: int, *, unpickle: Callable[[Path], Any] | None = None) -> RankDump:
@@ -104,8 +104,8 @@ def read_dump(path: Path, rank: int, *, unpickle: Callable[[Path], Any] | None =
 
 
 def _calls_of_status(status: Mapping[str, Any], done: int, dump: RankDump) -> None:
-    """Add the default group's calls of a dump without entries, by the numbers of the newest ones. Their operations are
-    not recorded.
+    """Add the default group's calls of a dump without entries, from the numbers of its newest calls. Their operations
+    are not recorded.
     """
     group, last = next((key for key in dump.groups.values() if key[1] == "default_pg"), None), dump.enqueued[0]
     if group is None or done > last:
@@ -217,9 +217,10 @@ def _holds_only_active(entries: list[Any]) -> bool:
 
 
 def _without_old_entries(entries: list[Any], dump: RankDump) -> list[Any]:
-    """Drop entries that are complete, well-formed and not among the newest: only their number matters.
+    """Drop entries that are complete, well-formed and not among the newest of their group. Only their count, the last
+    sequence number per group and the last end time matter.
 
-    In a ring of 2,000 these are nearly all, and checking them in full would be most of the work.
+    In a ring of 2,000 entries these are nearly all, and checking them in full would be most of the work.
     """
     kept: list[Any] = []
     newer: dict[Any, int] = {}
@@ -231,7 +232,7 @@ def _without_old_entries(entries: list[Any], dump: RankDump) -> list[Any]:
             ended_ns = entry.get("time_discovered_completed_ns")
             if type(op) is str and type(name) is tuple and type(seq) is int and type(ended_ns) is int:
                 if "coalesced" in op:
-                    return entries  # its state is in the entries of the group
+                    return entries  # the calls of the group get their state from this entry
                 if name not in newer and not all(type(part) is str for part in name):
                     return entries
                 newer[name] = count = newer.get(name, 0) + 1

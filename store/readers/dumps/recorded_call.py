@@ -117,7 +117,7 @@ def _ranks_of_numbers(numbers: list[Any]) -> Ranks:
 
 
 def read_entry(entry: Mapping[str, Any], group: GroupKey) -> tuple[Recorded | None, bool]:
-    """Return the call, or None if it is damaged or not a separate call, and whether it is point to point."""
+    """Return the call (None if the entry is damaged or not a separate call), and True for a point-to-point call."""
     backend, colon, op = short_text(entry.get("profiling_name"), 200).partition(":")
     if not colon:
         backend, op = "", backend
