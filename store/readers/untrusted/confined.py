@@ -28,7 +28,7 @@ MEMORY_RATIO = 4
 """Additional bytes of memory per byte of the file."""
 LIMIT_S = 50.0
 BYTES_PER_S = 16 << 20
-"""Bytes of a file for which the time limit grows by one second: the slowest text reader reads this much per second."""
+"""The time limit grows by a second per this many bytes. Source: the slowest text reader reads this much per second."""
 SHORT_BYTES = 1 << 20
 """Up to this size, files are read in this process: JSON text or a plain pickle grows at most about 60-fold in
 memory.

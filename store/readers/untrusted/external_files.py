@@ -65,7 +65,7 @@ _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
 MAX_RANK = 1_000_000
 NO_RANK = "states no rank"
-"""Start of the problem of a file that cannot be combined with others."""
+"""Start of the problem text for a file that cannot be combined with others."""
 
 
 ZSTD = b"\x28\xb5\x2f\xfd"
