@@ -6,8 +6,8 @@
 
 The module has `recognise(first: bytes) -> bool`, which gets the first 64 KiB of a file, and `read(path: Path)`, which
 returns rows by table: `log_events`, `steps`, `collectives` and `events`, as mappings from column to value
-(docs/schema.md). It is called for files that no built-in reader recognises, or only as text. It runs in a child process
-(`store.plugins`), and each row is checked both there and here (`store.readers.plugins.plugin_rows`).
+(docs/schema.md). It is called for files that built-in readers do not recognise, or recognise only as text. It runs in a
+child process (`store.plugins`), and each row is checked both there and here (`store.readers.plugins.plugin_rows`).
 """
 
 from __future__ import annotations
