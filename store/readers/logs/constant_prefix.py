@@ -66,8 +66,8 @@ class LearnedPrefixes:
         self._sample: dict[str, Prefix] = {}
         """{sample line: its prefix}, parsed with the known formats only."""
         self._recent: dict[str, Prefix] = {}
-        """{line: its prefix} of the last `MAX_RECENT` lines: the lines below each traceback are read again, since those
-        of other ranks may lie between."""
+        """{line: its prefix} of the last `MAX_RECENT` lines. The lines below a traceback are read again, since lines of
+        other ranks may lie between them."""
         self._frames_have_level = False
 
     def learn(self, window: bytes) -> list[str]:
@@ -92,8 +92,8 @@ class LearnedPrefixes:
 
     @property
     def has_level(self) -> bool:
-        """Return True if a learned prefix, or the prefix of a traceback's frames, contains a log level: that of the log
-        collector, not of the message.
+        """Return True if a learned prefix, or the prefix of a traceback's frames, contains a log level. Such a level is
+        the log collector's, not the message's.
         """
         return self._frames_have_level or any("DEBUG" in one.pattern for one in self._learned)
 

@@ -1,4 +1,4 @@
-"""Find the lines of a log that may contain any of many literals in few passes over the bytes, and each line's literals.
+"""Find the lines of a log that may contain one of many literals, in few passes, and the literals in each line.
 
     wanted = LineFilter(literals)
     for begin, end in wanted.lines(WindowLines(window, end)): ...
@@ -89,7 +89,7 @@ class LineFilter:
         self._patterns = _patterns(self._literals)
 
     def lines(self, split: WindowLines) -> Iterator[tuple[int, int]]:
-        """Yield (begin, end) of each line with a literal, and of a few false positives that match only its cut."""
+        """Yield (begin, end) of each line with a literal, and of a few lines that contain only the cut of a literal."""
         if not self._literals:
             return
         import pyarrow.compute as pc
@@ -105,7 +105,7 @@ class LineFilter:
 def _patterns(literals: frozenset[bytes]) -> list[str]:
     """Cuts of the literals as regular expressions, with all bytes except letters and digits escaped by number.
 
-    A cut that contains another one is left out: its lines are found by the shorter one.
+    A cut that contains a shorter cut is left out, because the shorter one also finds its lines.
     """
     counts = Counter(part for literal in literals for part in _parts(literal))
     cuts = sorted({_cut(literal, counts) for literal in literals})

@@ -56,7 +56,7 @@ class ReadLog:
     printed: set[int] = field(default_factory=set)
     """Ranks of lines with steps, and of lines at the file's start and end."""
     tasks: set[int] = field(default_factory=set)
-    """Labels of srun at the file's start and end."""
+    """srun's task labels at the file's start and end."""
     first_step_line: int = 0
     last_step_line: int = 0
     num_lines: int = 0
@@ -66,9 +66,9 @@ class ReadLog:
     given_up: list[str] = field(default_factory=list)
     """What was not read because of a limit."""
     year: int = 0
-    """Year of times that state none."""
+    """Year assumed for times without one."""
     years: set[int | None] = field(default_factory=set)
-    """Years that its times state; None if some state none."""
+    """Years in the file's times; contains None if some times have no year."""
     problem: str = ""
     unjudged: str = ""
     """Question that a file without a failure leaves open; empty for a text log, whose last lines show how far the job

@@ -56,7 +56,7 @@ class Starts:
                 return
 
     def note_failure(self, line: int) -> None:
-        """Note a line of a failure."""
+        """Note a line that reports a failure."""
         self._failed = line
 
     def restart(

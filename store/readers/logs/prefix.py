@@ -65,7 +65,7 @@ _GROUP = re.compile(r"\(\?P<(\w+)>")
 
 
 def _any_of(parts: Iterable[str]) -> tuple[re.Pattern[str], dict[str, dict[str, str]]]:
-    """Join parts into one pattern. Returns it, and for each part's group the named groups of the part."""
+    """Join parts into one pattern. Return the pattern, and the named groups of each part by the part's group."""
     parts = list(parts)
     groups = {f"part{place}": {f"{name}{place}": name for name in _GROUP.findall(part)}
               for place, part in enumerate(parts)}  # fmt: skip

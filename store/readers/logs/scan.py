@@ -78,7 +78,7 @@ _RESTART = Rule(kind="started_again", role="context", literals=(), source="the f
 _NAMES = ("host", "node", "address")
 """Fields that hold the name of a machine. Published logs may have dots in its place."""
 _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
-"""Roles of lines that may report a program's end, as does "finished"."""
+"""Roles of lines that may report a program's end. The kind "finished" does so, too."""
 
 
 def read_log(path: Path, *, year: int | None = None, progress: Callable[[int], None] | None = None) -> ReadLog:

@@ -33,7 +33,7 @@ _STEPS = (
     ("global", re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b")),
     ("", re.compile(
         r"(?<!per )\b(?:step|steps|iteration|iters?|itr)['\"]?\s*[:=]?\s*[\[#]?\s*"
-        r"(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b(?!%)",  # `Steps:  3%|`: the share of a bar
+        r"(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b(?!%)",  # not the percentage of a bar: `Steps:  3%|`
         re.IGNORECASE,
     )),
     ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),
@@ -70,11 +70,11 @@ _ROW = re.compile(
     r"\s*(?P<step>\d{1,6})/(?P<total>\d{1,6}) +\d[\d.]*[GM] +"
     r"(?P<values>(?:(?:\d+\.[\d.e+-]*|\d+e-\d+|nan|inf|0) +){2,8})\d+ +\d+\b(?: +(?:\d[\d.e+-]*|nan|inf))*\s*\Z"
 )
-"""The same row without a bar, as YOLOv5's loggers and results.txt have it, perhaps with metrics behind it."""
+"""The same row without a bar, as in YOLOv5's logs and results.txt, perhaps followed by metrics."""
 _COLUMNS = re.compile(rf"(?P<step>\d{{1,12}}) train {_NUMBER}\s*\Z")
 """Lines of build-nanogpt's file: step, split and loss."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[|\bEpoch \d+ \| Batchsize: \d+ \| Steps: \d+ \|")
-"""open_clip and the MNIST example print sample counts, torch's DDP tutorial the steps per epoch: lines are counted."""
+"""Lines to count: open_clip and the MNIST example print sample counts, torch's DDP tutorial the steps per epoch."""
 _EPOCH = re.compile(r"\b[Ee](?:poch|POCH)\b[ :=#\[(|-]{1,4}\d")
 _EPOCH_OF = re.compile(r"\b[Ee](?:poch|POCH)\b['\"]?[ :=#\[(|-]{1,4}['\"]?(\d{1,7}(?:\.\d+)?)")
 _HELD_OUT = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluation|dev)[a-z]*\Z", re.IGNORECASE)
@@ -222,7 +222,7 @@ def read_step(
     text: str, heading: tuple[int, int | None] | None = None, epoch_above: int | None = None
 ) -> StepLine | None:
     """Read the step of a line; None if it has no values of a step. `heading`: from the line above an indented one.
-    `epoch_above`: of the heading above.
+    `epoch_above`: the epoch in the heading above.
     """
     if "train_runtime" in text or "Saving dict for global step" in text:
         return None  # summaries: of transformers at the end, of TensorFlow's Estimator after an evaluation
@@ -328,7 +328,7 @@ def _part_of_loss(text: str) -> float | None:
 
 
 def _not_finite_before(text: str) -> float | None:
-    """A part of the loss in the columns before a bar that is not finite; None if all are."""
+    """The first non-finite loss in the columns before a bar; None if all are finite."""
     found = _UNDER_BAR.search(text) if "nan " in text or "inf " in text else None
     return _first_not_finite(found["values"].split()) if found else None
 

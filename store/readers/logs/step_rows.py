@@ -101,7 +101,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
-        if found.loss is not None and not math.isfinite(found.loss):  # is kept even if the step has a finite loss
+        if found.loss is not None and not math.isfinite(found.loss):  # it replaces a finite loss
             row["loss"] = found.loss
         # Not if the row has the loss of a previous training with the same step number.
         if has_begun and row.get("loss") is found.loss is not None:

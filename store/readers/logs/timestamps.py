@@ -3,7 +3,7 @@
     found = Clock(year=2026).read("[2026-03-01 08:30:00,123] ...")
     found.wall_ns, found.length        # and the length of the timestamp
 
-A time without a zone is taken as UTC: only order and distance of lines are used.
+A time without a zone is taken as UTC, because only the order of lines and the time between them matter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Clock:
 
     year: int
     years: set[int | None] = field(default_factory=set)
-    """Years that the times stated; None if some stated none."""
+    """Years in the times read so far; contains None if some had no year."""
 
     def read(self, text: str) -> Stamp | None:
         """Parse the time at the start of the text."""

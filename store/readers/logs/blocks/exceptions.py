@@ -51,7 +51,7 @@ _RECORD = re.compile(
 )
 """Prefixes of launcher or logger lines, which may directly follow an exception without belonging to it."""
 _ANOTHER = re.compile(_NEW.pattern + r"|[A-Z]{3,}\b|\S*Error\b|\w[\w.]*:\S")
-"""Beginnings of lines that cannot be the wrapped rest of the line before: a logger's, another exception's."""
+"""Starts of lines that cannot continue a wrapped line: a logger's line, or another exception."""
 _UNHANDLED = re.compile(r"Unhandled exception: \S{1,200}\. what\(\): (.+)")
 """Line that Ray's handler of std::terminate prints."""
 _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
@@ -139,7 +139,7 @@ def _stated_rank(message: str) -> dict[str, Any]:
 def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[str, Any] | None:
     """Read the exception from the last line of a traceback; None if the line has none.
 
-    `lines` follow it. The line after a trailing colon, and lines wrapped at the terminal's width, belong to it.
+    `lines` follow it. The message includes the line after a trailing colon, and lines wrapped at the terminal's width.
     """
     raised = RAISED.match(_UNCAUGHT.sub("", text.strip()))
     if raised is None or not raised["message"]:
@@ -222,7 +222,7 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefi
 
 
 def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[str, Any] | None:
-    """Read torchelastic's `error.json`, on one line, as the launcher prints it, or in its event; None for other
+    """Read torchelastic's `error.json`: on one line, as the launcher prints it, or quoted in an event. None for other
     JSON.
     """
     if _EVENT in text:
@@ -238,7 +238,7 @@ def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], writer: Pref
                 parts.append(line)
                 if line.startswith("}") and (content := _object("\n".join(parts))) is not None:
                     break
-    if content is None and (cut := _CUT_ERROR.match(text)):  # the traceback ends above the line that raised
+    if content is None and (cut := _CUT_ERROR.match(text)):  # the JSON is cut off within the traceback
         content = _object(f'{{"message": {{"message": "{cut[1]}"}}}}')
     message = content.get("message") if content is not None else None
     if not isinstance(message, dict) or "message" not in message:
