@@ -215,8 +215,8 @@ def _has_events(dump: RankDump) -> bool:
 
 
 def _first_number(dump: RankDump, other: RankDump | None, key: tuple[GroupKey, str, int]) -> int:
-    """Number of the first kept call of one direction. It is counted from the start or, if a ring lost calls, chosen such
-    that the first open call is number 0.
+    """Number of the first kept call of one direction. It is counted from the start or, if a ring lost calls, chosen
+    such that the first open call is number 0.
     """
     if dump.dropped or (other is not None and other.dropped):
         return -_num_done(dump.p2p[key])
