@@ -116,7 +116,10 @@ def read_execution_trace(path: Path, *, is_only: bool = False) -> ExecutionTrace
 
 
 def _numbered(node: dict[str, Any], found: dict[str, dict[int, TracedCall]]) -> int:
-    """Add a node's call: [tensors,] [number, is p2p], [group, description], rank, operation, ..."""
+    """Add the call of a node; returns 1, or 0 if it has none.
+
+    The node's inputs are [tensors,] [sequence number, is p2p], [group, description], rank, operation, ...
+    """
     inputs = node.get("inputs")
     values = inputs.get("values") if isinstance(inputs, dict) else None
     if not isinstance(values, list):

@@ -72,7 +72,7 @@ class RankTrace:
     device.
     """
     marked: bool
-    """True if it has `ProfilerStep#` marks; otherwise the whole trace is one step, number 0."""
+    """True if the trace has `ProfilerStep#` marks; otherwise the whole trace is one step, number 0."""
     steps: Ints
     begin_us: Floats
     end_us: Floats
