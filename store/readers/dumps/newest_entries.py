@@ -172,7 +172,7 @@ def _nth_last(blob: bytes, mark: bytes, first: int, number: int) -> int:
 
 
 def _entry_start(blob: bytes, mark: int) -> int:
-    """Start of the entry whose keys start at a mark: EMPTY_DICT, and the opcode that puts it into the memo if any."""
+    """Start of the entry whose keys start at a mark. EMPTY_DICT and perhaps an opcode for the memo precede the mark."""
     for width, put in ((1, b"}"), (3, b"}q"), (6, b"}r")):
         if blob[mark - width : mark - width + len(put)] == put:
             return mark - width

@@ -1,4 +1,4 @@
-"""Check one entry of a flight recorder's ring, whose fields may have any type or size, and convert it to a call."""
+"""Check one entry of a flight recorder's ring, and convert it to a call. The fields may have any type or size."""
 
 from __future__ import annotations
 
@@ -200,8 +200,8 @@ def short_text(value: Any, limit: int) -> str:
 
 
 def whole_number(value: Any, limit: int = MAX_INT, default: int | None = None) -> int | None:
-    """Return a number from 0 to `limit`, else `default`. Digits in a text count, too (JSON dumps have text in
-    `pg_status`).
+    """Return a number from 0 to `limit`, else `default`. Text with digits is accepted, too (JSON dumps have
+    text in `pg_status`).
     """
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
