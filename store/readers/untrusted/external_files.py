@@ -82,7 +82,7 @@ def zstd_chunks(path: Path, chunk_bytes: int) -> Iterator[bytes]:
         while True:
             try:
                 chunk = stream.read(chunk_bytes)
-            except Exception as error:  # each library has its own types
+            except Exception as error:  # each library raises different types
                 raise ZstdError(f"is damaged or cut off: {str(error)[:100]}") from None
             if not chunk:
                 return

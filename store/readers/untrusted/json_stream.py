@@ -3,7 +3,7 @@
     for key, value, is_item in members(unpacked(path), {"traceEvents"}):
         ...                            # ("schemaVersion", 1, False), ("traceEvents", {...}, True), ...
 
-If the text is truncated or malformed, raises SourceError after the members before that place.
+If the text is truncated or malformed, SourceError is raised after the members before that place were yielded.
 """
 
 from __future__ import annotations
