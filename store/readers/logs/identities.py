@@ -4,9 +4,9 @@
     known.of_pid("gpu-01", 71), known.of_bus("gpu-01", "0000:3b:00")
 
 1. A key that two ranks claim is not used. A key of another host is not used either, if both hosts are known.
-2. NCCL numbers ranks per communicator: only those of the largest communicator are ranks of the job.
-3. A local rank counts as a rank only if nothing suggests several nodes.
-4. An srun task counts as a rank only if no launcher, which would start several ranks, ran in it.
+2. NCCL numbers ranks per communicator: only the numbers in the largest one are ranks of the job.
+3. A local rank is used as a rank only if nothing suggests several nodes.
+4. An srun task is used as a rank only if no launcher ran in it, since a launcher starts several ranks.
 5. A file that states a rank and its local rank belongs to one node, so its other local ranks have the same offset.
 """
 

@@ -32,7 +32,7 @@ _CUT_BYTES = 12
 healthy logs 12 bytes match as few as whole literals, 10 bytes three times as many."""
 
 _PART_BYTES = 4
-"""Length of the substring by which each literal is indexed: the one that the fewest other literals share."""
+"""Length of the substring by which a literal is indexed. It is the one that the fewest other literals share."""
 LONG_LINE_BYTES = 64 << 10
 """Longer texts are searched for each literal in turn, because the set of all their substrings would take too much
 memory."""

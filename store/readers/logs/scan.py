@@ -4,7 +4,7 @@
     log.events[0].kind, log.events[0].rank, log.events[0].fields
 
 0. UTF-16, colours and JSON lines are converted to plain text first (`plain_text`).
-1. Chunks of 4 MiB are searched for all rules' literals in one pass. Only lines with one are decoded and matched.
+1. Chunks of 4 MiB are searched for all rules' literals in one pass. Only lines with a literal are decoded and matched.
 2. Memory is bounded: lines are cut at 16 KiB, and a literal with too many hits is reported and no longer searched for.
 """
 
@@ -82,8 +82,8 @@ _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
 
 
 def read_log(path: Path, *, year: int | None = None, progress: Callable[[int], None] | None = None) -> ReadLog:
-    """Read one log. `year`: for times without a year, by default that of the file's modification time. `progress` is
-    called with the bytes done so far. No content raises an error.
+    """Read one log. `year`: assumed for times without one, by default the year of the file's modification time.
+    `progress` is called with the bytes done so far. No content raises an error.
     """
     year = year or time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
     clock = Clock(year=year)

@@ -122,8 +122,8 @@ def _mark_starts(rows: Sequence[dict[str, Any]], training_of: Mapping[float, int
 
 
 def _usual_name(lines: Sequence[LogStep]) -> str:
-    """Name of the per-epoch lines that count as steps; "" if other lines have steps, since the mean of an epoch is not
-    a step.
+    """Name of the per-epoch lines that are used as steps; "" if other lines have steps, since the mean of an epoch is
+    not a step.
     """
     if any(not line.step_line.name for line in lines):
         return ""

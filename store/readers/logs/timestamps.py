@@ -1,4 +1,4 @@
-"""Parse timestamps of log lines to epoch nanoseconds: ISO 8601, glog, syslog, `dmesg -T`, Slurm, forms of trainers.
+"""Parse timestamps of log lines to epoch nanoseconds: ISO 8601, glog, syslog, `dmesg -T`, Slurm, and trainers' formats.
 
     found = Clock(year=2026).read("[2026-03-01 08:30:00,123] ...")
     found.wall_ns, found.length        # and the length of the timestamp

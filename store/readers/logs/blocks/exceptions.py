@@ -1,4 +1,4 @@
-"""Read an exception from its lines: a traceback interleaved with those of other ranks, its last line, an error file.
+"""Read an exception from a traceback (interleaved with other ranks' lines), from its last line, or from an error file.
 
 found = read_traceback(lines, prefix)      # {"type": "ValueError", "message": ..., "traceback": ...}
 """
