@@ -106,7 +106,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _samples(path: Path) -> Iterator[_Sample]:
-    """Samples of known metrics; those of an answer in order of time."""
+    """Yield the samples of known metrics. Samples of an answer are sorted by time."""
     text = read_text(path, SERIES_BYTES)
     if text.lstrip()[:1] == "{":
         yield from sorted(_of_json(text), key=lambda sample: sample.wall_ns or 0)

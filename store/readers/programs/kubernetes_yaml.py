@@ -51,7 +51,7 @@ class _Block:
     at: int = 0
 
     def value(self, depth: int) -> Any:
-        """A list or mapping whose lines have the indentation of the next line."""
+        """Parse the list or mapping at the next line. All its lines have the indentation of that line."""
         if depth > MAX_DEPTH:
             raise SourceError(f"is nested more than {MAX_DEPTH} deep")
         if self.at >= len(self.rows):

@@ -89,7 +89,7 @@ def _point(row: Mapping[str, Any]) -> Point | None:
     step = _stated_step(row)
     inner = row.get("data")
     metrics = {**(inner if isinstance(inner, dict) else {}), **row}
-    if "data_time" in row and "iter_time" not in row:  # in detectron2 and MMEngine, `time` is that of the step
+    if "data_time" in row and "iter_time" not in row:  # detectron2 and MMEngine: `time` is the step's duration
         metrics["iter_time"] = row.get("time")
     return point_of(step, metrics, _wall_ns(row))
 

@@ -33,13 +33,13 @@ NAME = "table of metrics (metrics.csv)"
 _STEPS = ("step", "_step", "global_step", "trainer/global_step", "iteration", "iter")
 _EPOCH = "epoch"
 _PART = re.compile(r"train/\w+_loss")
-"""Part of a loss (Ultralytics), whose sum the table lacks."""
+"""Component of a loss, in a table without the total loss (Ultralytics)."""
 _TIMES = ("wall time", "_timestamp", "timestamp")
 MAX_HEADER_CHARS = 20_000
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for a header with a step and a known metric, and for that of a scalar exported from TensorBoard."""
+    """Return True for a header with a step and a known metric or loss component, or TensorBoard's for one scalar."""
     names = _names(first.split(b"\n", 1)[0].decode("utf-8-sig", "replace").rstrip("\r"))
     step = _step_column(names)
     if step is None:
@@ -104,7 +104,7 @@ def _step_column(names: Sequence[str]) -> str | None:
 
 
 def _parts(names: Sequence[str]) -> list[str]:
-    """Parts of a loss in a table without the whole loss."""
+    """Columns with loss components, if the table lacks the total loss."""
     if any(column_of(_metric(name)) == "loss" for name in names):
         return []
     return [name for name in names if _PART.fullmatch(name.strip())]

@@ -27,7 +27,7 @@ _PROPERTY = re.compile(
     r"^(?:pci|memory|fan|power|clocks|pcie|pcie\.link|utilization|temperature|ecc|ecc\.errors|mig|driver_model|"
     r"remapped_rows|retired_pages|encoder\.stats|enforced)\.[a-z_]+(?:\.[a-z_]+)*$"
 )
-"""Other properties: a table without readings still shows a GPU that is lost."""
+"""Other properties. A table of these has no readings, but still shows a lost GPU."""
 
 
 def recognise(first: bytes) -> bool:

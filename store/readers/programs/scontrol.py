@@ -25,7 +25,7 @@ def is_listing(first: bytes, first_field: str, other_field: str) -> bool:
 
 
 def blocks(text: str, first_field: str) -> list[tuple[int, dict[str, str]]]:
-    """Objects of a listing: the line number at which each begins, and its fields."""
+    """Objects of a listing, as (number of the first line, fields)."""
     found: list[tuple[int, dict[str, str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         for name, value in _FIELD.findall(line):

@@ -22,7 +22,7 @@ def read_chunks(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[byt
 
 
 def is_number(text: str) -> bool:
-    """Return True if `float` reads the text; NaN and Inf count."""
+    """Return True if `float` accepts the text, including NaN and Inf."""
     try:
         float(text)
     except ValueError:
