@@ -3,7 +3,7 @@
 read = ReadPrograms()
 read.take(path, "sacct", "slurm/sacct.txt", problems)
 read.steps(problems, steps_of_logs)                   # joined with the steps that text logs print
-read.log_events()                                     # to be joined with those of text logs
+read.log_events()                                     # to be joined with the events of text logs
 read.health(), read.stacks()
 """
 
