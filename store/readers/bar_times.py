@@ -53,7 +53,7 @@ def _times_of_run(bars: Sequence[Bar], places: Sequence[int]) -> dict[int, int]:
         return {}
     found: dict[int, int] = {}
     first = bars[timed[0]]
-    # At the start of a bar, the elapsed time is about that of the steps so far.
+    # At the start of a bar, the elapsed time is about the time of the steps so far.
     is_begin = (first.elapsed_s or 0) * 1e9 < 2 * first.step * (first.duration_ns or 0) + 1e9
     before = first.step - 1 if timed[0] == places[0] else bars[places[places.index(timed[0]) - 1]].step
     steps = ns = sum_ns = 0.0

@@ -31,7 +31,7 @@ _ERRORS = {1: "unhandled CUDA error", 2: "system error", 3: "internal error", 4:
 
 
 def is_ras(first: bytes) -> bool:
-    """Return True if a file begins like RAS's JSON."""
+    """Return True if a file starts like a RAS report in JSON."""
     return b'"nccl_version"' in first and b'"communicators"' in first and b'"cuda_driver_version"' in first
 
 
