@@ -166,7 +166,7 @@ def insert(connection: DuckDBPyConnection, batch: Batch, target: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event. `attempt` and `rank` are those of its file, used if the event states none."""
+    """An event. `attempt` and `rank` come from its file and are used if the event states none."""
 
     content: Mapping[str, Any]
     attempt: int

@@ -65,7 +65,7 @@ TICK_BYTES = 256 << 20  # tape bytes per transaction: bounds memory, and the wor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickResult:
-    """Counts of one tick."""
+    """Result of one tick."""
 
     rows: dict[str, int] = field(default_factory=dict)
     """Finished rows appended, by table."""

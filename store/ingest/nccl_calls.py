@@ -1,4 +1,4 @@
-"""Convert NCCL's calls to rows of `collectives`, so that analyzers see them like those of any backend.
+"""Convert NCCL's calls to rows of `collectives`, so that analyzers see them like any backend's calls.
 
     derived = NcclCalls(connection)
     derived.take(batch)                    # complete calls, as they go into nccl_calls
@@ -98,7 +98,7 @@ _ENDED = (
     f"CASE WHEN c.gpu_end_ns >= c.gpu_start_ns THEN {_STARTED} + c.gpu_end_ns - c.gpu_start_ns ELSE c.kernel_end_ns END"
 )
 
-# The device runs a communicator's calls in order, except for those of one group call and messages with different peers.
+# The device runs a communicator's calls in order, except within one group call and for messages to different peers.
 # So a call without an observed end is over once a later call of the same kind, enqueued after its launch, has ended.
 _LATER = """
 SELECT 1 FROM nccl_calls_done d WHERE d.attempt = c.attempt AND d.rank = c.rank AND d.communicator = c.communicator
@@ -122,7 +122,7 @@ class NcclCalls:
         insert(self._connection, batch, "nccl_new")
 
     def finish(self, once_open: Sequence[str], still_open: Sequence[str]) -> int:
-        """Append the rows of complete calls and replace those of calls in flight. Returns the number of appended rows.
+        """Append rows for complete calls, and replace the rows of calls in flight. Returns the number of appended rows.
 
         `once_open`: segments whose stored open calls are out of date; `still_open`: segments that have open calls now.
         """

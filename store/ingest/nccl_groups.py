@@ -10,8 +10,8 @@ communicator:
    that report the same hash must also be at their index in the candidate.
 2. A candidate with the communicator's name is the match.
 3. Otherwise, candidates and communicators with equal members are paired in order of creation.
-4. Without a candidate (a program without torch, a communicator of a library) the label is composed of its name, size
-   and hash, which are equal on all its ranks and do not change.
+4. Without a candidate (a program without torch, a communicator of a library) the label is composed of the
+   communicator's name, size and hash, which are equal on all its ranks and do not change.
 """
 
 from __future__ import annotations

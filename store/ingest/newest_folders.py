@@ -22,7 +22,7 @@ PROGRESS_TABLES = frozenset({"steps", "spans", "collectives", "nccl_communicator
 
 @dataclass(slots=True)
 class NewestFolders(NodeFolders):
-    """The folders of one node in the newest attempt of the run; with `all_nodes`, those of the other nodes too."""
+    """The folders of one node in the newest attempt of the run; with `all_nodes`, also of the other nodes."""
 
     since: int | None = None
     """The first attempt that is read; None: the newest alone."""

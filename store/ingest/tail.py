@@ -93,7 +93,7 @@ class Tail:
     folders: NodeFolders
     syncs_events: bool = False
     """Fsync event files before their events are reported: if a power cut loses lines that are already in the store,
-    lines appended later would count as already read.
+    lines appended later would be taken as already read.
     """
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _lines: dict[str, tuple[int, set[int]]] = field(default_factory=dict)
@@ -275,7 +275,7 @@ class Tail:
         return NewEvents(folder=folder, position=position, events=events, problem=problem, is_partial=partial)
 
     def _known_lines(self, path: Path, before: EventPosition) -> set[int]:
-        """Hashes of the lines up to a read position, which another process may have read."""
+        """Hashes of the lines up to a read position. Another process may have read these lines."""
         byte, known = self._lines.get(before.path, (-1, set()))
         if byte != before.next_byte:
             known, byte = set(), 0
