@@ -4,7 +4,7 @@
         connection.execute(statement)
 
 A table whose records can be open becomes two tables and a view: `<table>_done` only grows, `<table>_open` holds records
-that have begun and not ended (replaced at each tick), and the view `<table>` shows both. Only the ingester uses the
+that have started and not ended (replaced at each tick), and the view `<table>` shows both. Only the ingester uses the
 first two.
 """
 
@@ -46,7 +46,7 @@ _BOOKKEEPING = (
 
 
 def store_columns(table: Table) -> tuple[Column, ...]:
-    """Columns of a table in the store, in order: attempt and rank, for events also time and step, then its own."""
+    """Columns of a stored table, in order: attempt, rank, for events time and step, then `table.columns`."""
     if table.source == "event":
         return (_ATTEMPT, _RANK, _WALL, _STEP, *table.columns)
     return (_ATTEMPT, _RANK, *table.columns)

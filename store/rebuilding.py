@@ -40,7 +40,7 @@ __all__ = ["RebuildResult", "rebuild"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildResult:
-    """Counts of what was ingested into the new stores."""
+    """What was ingested into the new stores."""
 
     rows: dict[str, int]
     """Finished rows by table, over all nodes."""
@@ -173,7 +173,7 @@ def _lost_rows(connection: DuckDBPyConnection) -> dict[str, tuple[int, int]]:
         "FROM former_parts f LEFT JOIN fresh_parts n USING (name, kind, part)) "
         "WHERE now < was GROUP BY name, kind ORDER BY sum(was - now), kind DESC"
     ).fetchall()
-    # the rows of a table are divided in two ways; sorted by loss, the larger loss comes last and is kept
+    # Each table is divided into parts in two ways. Sorted by loss, the larger loss comes last and is kept.
     return {name: (int(was), int(now)) for name, was, now in rows}
 
 

@@ -40,7 +40,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
 
     Only the files' tables are read, never their views: a view in an untrusted file may compute anything.
 
-    Returns the tables that no file has, whose views are empty.
+    Returns the tables that no file has; their views are empty.
     """
     import duckdb
 

@@ -86,7 +86,7 @@ class Channel:
 
 
 def serve(handlers_of: Callable[[ModuleType, Channel], Handlers]) -> None:
-    """Answer calls until the parent closes its end."""
+    """Answer calls until the parent closes the pipe."""
     group, name = sys.argv[1:3]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = Channel(os.dup(0), os.dup(1))

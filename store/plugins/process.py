@@ -90,7 +90,7 @@ class PluginProcess:
         """Return the result of one call as JSON values; rows sent in parts are joined into one list.
 
         `source` answers the plug-in's queries. `limit` replaces `limit_s()`. `form` validates and converts the result,
-        since the child's own checks cannot be trusted. Raises PluginError.
+        since checks in the child cannot be trusted. Raises PluginError.
         """
         with self._lock:
             if self._is_interrupted:

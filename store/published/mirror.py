@@ -4,9 +4,9 @@
         mirror.refresh()                 # first everything, then what is new
         Store.open(mirror.run)
 
-Each node has its own store, which receives the rows of that node. While nodes publish, the copy counts as watched, and
-readers judge it as of `recorded_until_ns`, so that late records do not look like a standstill. The content is
-untrusted: names are checked, sizes are bounded, and values pass through Parquet into columns of the schema.
+The copy has one store per node. While nodes publish, the copy is treated as watched, and readers judge it as of
+`recorded_until_ns`, so that late records do not look like a standstill. The content is untrusted: names are checked,
+sizes are bounded, and values pass through Parquet into columns of the schema.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Publisher:
         )
 
     def _begin(self, connection: Any) -> None:
-        """If the store was replaced since the last round, begin a new generation in which all its rows are waiting."""
+        """If the store was replaced since the last round, start a new generation: all rows of the store are waiting."""
         ((store_id,),) = connection.execute("SELECT max(store_id) FROM store.main.ingest_meta").fetchall()
         if store_id == self._store_id:
             return
