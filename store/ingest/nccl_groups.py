@@ -59,10 +59,10 @@ class Group:
 def groups_of_communicators(
     communicators: Sequence[Communicator], groups: Sequence[Group]
 ) -> Iterator[tuple[Communicator, str, tuple[int, ...], bool]]:
-    """Return (communicator, label of its group, members or None, True if only the plugin records its calls) for each
-    communicator.
+    """Yield (communicator, label of its group, members, True if only the plugin records its calls). The members are ()
+    if they are unknown.
 
-    Both lists are in order of creation.
+    Both arguments are in order of creation.
     """
     places: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     for comm in communicators:

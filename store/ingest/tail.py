@@ -38,7 +38,7 @@ CHECKSUM = "#checksum"
 """Suffix of the path of a problem found by the node's checksum index."""
 NO_INDEX = "is gone: the records could not be checked for loss or alteration"
 OLD_ATTEMPT_TICKS = 16  # tapes of attempts before the newest are polled only once in this many ticks
-RETIRED_ATTEMPT_TICKS = 2  # ... but in every tick for this many ticks after a restart, which may be quick
+RETIRED_ATTEMPT_TICKS = 2  # ... except for this many ticks after a restart, which may take less than a tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
