@@ -119,7 +119,7 @@ class InspectedJob:
 
 
 def is_inspector(first: bytes) -> bool:
-    """Return True for a file that starts with a line of the inspector."""
+    """Return True for a file that starts with a log line of the inspector, or is output of its Prometheus mode."""
     is_log = b'"inspector_output_format_version"' in first and any(b'"' + part + b'"' in first for part in _PARTS)
     return is_log or is_scrape(first)
 

@@ -27,7 +27,7 @@ PARQUET = b"PAR1"
 MAX_ROWS = 5_000_000
 MAX_FILE_BYTES = 4 << 30
 MAX_NUMBER = 1_000_000
-"""Exclusive upper limit of ranks, stages and chunks."""
+"""Exclusive upper limit of `dp_rank` and `stage`."""
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "dp_rank": ("dp_rank", "dp"), "stage": ("stage", "pp_rank"), "step": ("step",), "optype": ("optype", "op_type"),
     "start": ("start", "start_ts"), "duration": ("duration", "dur"), "rank": ("rank",),
@@ -38,7 +38,9 @@ _NEEDED = ("dp_rank", "stage", "step", "optype", "start", "duration")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """Operations in order of time. `microbatch` and `chunk` (of the model) are -1 if they are not stated."""
+    """Operations in order of time. `microbatch` is -1 if it is not stated. A missing `rank` or `chunk` (of the model)
+    is derived from the other columns.
+    """
 
     path: Path
     optype: tuple[str, ...]
@@ -53,7 +55,7 @@ class Operations:
     microbatch: Ints
     chunk: Ints
     left_out: int
-    """Number of rows that lack a value in a required column."""
+    """Number of rows with a missing or invalid value in a required column."""
 
 
 def read_operations(path: Path) -> Operations:

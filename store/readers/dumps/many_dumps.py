@@ -33,7 +33,7 @@ from store.readers.untrusted.external_files import SourceError, Survey, rank_of_
 __all__ = ["FEW", "read_dumps", "read_many"]
 
 FEW = 64
-"""Up to this many dumps are read in this process, because starting children takes longer."""
+"""Up to this many dumps are read one by one, because starting a pool of processes takes longer."""
 CHUNK = 16
 MEMORY_BYTES = 2 << 30
 """Address space limit of one process. A dump of 2,000 entries takes 20 MB."""

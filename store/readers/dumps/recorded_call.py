@@ -173,7 +173,7 @@ def input_sizes(sizes: Any, dtypes: Any) -> tuple[int | None, str, str]:
 
 
 def _caller(frames: Any) -> str:
-    """The innermost frame outside torch, as `folder/file.py:120 function`."""
+    """The innermost frame outside torch (else the innermost one), as `folder/file.py:120 function`."""
     first = ""
     for frame in _dicts(frames):
         name, filename = short_text(frame.get("name"), 100), short_text(frame.get("filename"), 500)

@@ -4,7 +4,8 @@
     log.events[0].kind, log.events[0].rank, log.events[0].fields
 
 0. UTF-16, colours and JSON lines are converted to plain text first (`plain_text`).
-1. Chunks of 4 MiB are searched for all rules' literals in one pass. Only lines with a literal are decoded and matched.
+1. Chunks of 4 MiB are searched for all rules' literals in a few passes. Only lines with a literal are decoded and
+   matched.
 2. Memory is bounded: lines are cut at 16 KiB, and a literal with too many hits is reported and no longer searched for.
 """
 
@@ -277,7 +278,9 @@ class _Scan:
         return [step.step_line.loss for step in later if step.step_line.loss is not None]
 
     def _begins_again(self, line: int) -> bool:
-        """Return True if another training starts: the first step after a line is at or before the file's first step."""
+        """Return True if another training starts after a line: the line precedes all steps, or the next step is at or
+        before the file's first step.
+        """
         place = bisect_right(self._step_lines, line)
         if len(self.log.steps) != len(self._step_lines):
             return False

@@ -4,8 +4,8 @@
 
 1. A line without a step number gets the number of the preceding state of the training bar; without a bar, lines are
    counted.
-2. The training bar is the one with the most steps; a new epoch begins when it restarts. If epoch or step numbers
-   restart, another training begins (a fold, a trial).
+2. The training bar is the one with the most steps, preferably with losses. A new epoch starts when it restarts. If
+   epoch or step numbers restart, another training starts (a fold, a trial).
 3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines. Without a
    throughput, it is the time between lines. If a duration is printed, `other_durations` holds the derived one.
 4. The times of single steps are recovered from the bar's smoothed rate (`bar_times`).
@@ -131,7 +131,9 @@ def _usual_name(lines: Sequence[LogStep]) -> str:
 
 
 def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
-    """Return (name, total) of the training bar: the one with the most distinct steps; None to count lines."""
+    """Return (name, total) of the training bar: among those with losses, else among all, the one with the most distinct
+    steps. None to count lines.
+    """
     states: dict[tuple[str, int], set[int]] = {}
     with_loss: Counter[tuple[str, int]] = Counter()
     last: tuple[str, int] | None = None
@@ -171,7 +173,7 @@ class _Passes:
         self.training_of: dict[float, int] = {}
         """Number of the pass, and of the training, in which each step first occurred."""
         self.is_other = False
-        """True if the newest pass is of another training than the one before."""
+        """True if the newest pass belongs to another training than the previous pass."""
         self.has_begun = False
         """True if the newest line began another training."""
         self._turn = self._training = 0

@@ -1,4 +1,4 @@
-"""Read tables of `dcgmi dmon`: one reading of a GPU per row, one second apart unless `-d` sets another interval."""
+"""Read tables of `dcgmi dmon`: one reading of a GPU per row, taken to be 1 s apart (the default of `-d`)."""
 
 from __future__ import annotations
 

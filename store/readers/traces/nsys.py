@@ -91,7 +91,7 @@ def _limit(connection: sqlite3.Connection) -> None:
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
-    """Names of plain tables. Raises SourceError for a table with computed values."""
+    """Names of the known tables in the file. Raises SourceError for a table with computed values."""
     sizes = connection.execute("SELECT count(*), coalesce(max(length(name)), 0) FROM sqlite_master").fetchone()
     if sizes[0] > MAX_TABLES or sizes[1] > MAX_NAME_CHARS:
         raise SourceError(f"holds {sizes[0]:,} tables, or names of {sizes[1]:,} characters: no report does")
@@ -154,7 +154,7 @@ def _no_times() -> Floats:
 
 
 def _times(pairs: Iterable[tuple[Any, Any]]) -> Floats:
-    """Convert nanoseconds to microseconds; values that are not numbers are left out."""
+    """Convert (start, end) pairs from nanoseconds to microseconds, shape (n, 2). Invalid pairs are left out."""
     kept = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and 0 <= a <= b < 2**62]
     return np.array(kept, dtype=np.float64).reshape(-1, 2) / 1e3
 

@@ -2,8 +2,8 @@
 
     problems = expand(Path("evidence.tar.gz"), into)
 
-Only regular files are written, and no member can escape the folder. Links, devices and members over the limits are
-skipped and reported.
+Only regular files are written, and no member can escape the folder. Links and devices are skipped and reported. If a
+limit is exceeded, the rest is not read and SourceError is raised.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Open untrusted files: regular files only, no symlinks, bounded reads.
 
     for path in survey(folder).paths: ...
-    for chunk in unpacked(path): ...        # bytes, gunzipped if compressed; raises SourceError
+    for chunk in unpacked(path): ...        # bytes, unpacked if compressed; raises SourceError
 
 Links, FIFOs and devices are listed as problems and not opened, since that could read another file or block forever.
 """
@@ -194,8 +194,8 @@ def modified_ns(path: Path) -> int:
 
 
 def unpacked(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]:
-    """Yield a file in chunks of at most 1 MiB, gunzipped if compressed. Raises SourceError if it is truncated or too
-    large.
+    """Yield a file in chunks of at most 1 MiB, unpacked if compressed (gzip, zstd). Raises SourceError if it is
+    truncated or too large.
     """
     total = 0
     with open(_opened(path), "rb") as file:

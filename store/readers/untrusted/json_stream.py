@@ -112,7 +112,7 @@ def _open_array(text: _Text) -> Iterator[Any]:
 
 def members(chunks: Iterator[bytes], arrays: Collection[str]) -> Iterator[tuple[str, Any, bool]]:
     """Yield (key, value, False) for each member of the object, and (key, item, True) for each item of the named
-    arrays.
+    arrays. If the text is an array instead of an object, its items are yielded under the first name in `arrays`.
     """
     text = _Text(chunks)
     if text.peek() == "[":  # only the array, whose end may be missing because profilers append events as they go
