@@ -80,7 +80,7 @@ def run(
     except duckdb.InterruptException:
         raise StoreError(f"it took longer than {limit_s:g} s and was cancelled: query fewer steps or ranks") from None
     except duckdb.Error as error:
-        if "'pytz'" in str(error):  # DuckDB needs pytz, only for timestamps with a time zone
+        if "'pytz'" in str(error):  # DuckDB needs pytz only for timestamps with a time zone
             raise StoreError(_NO_ZONES) from None
         raise StoreError(_one_line(error)) from None
     finally:

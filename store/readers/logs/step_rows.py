@@ -4,8 +4,8 @@
 
 1. A line without a step number gets the number of the preceding state of the training bar; without a bar, lines are
    counted.
-2. The training bar is the one with the most steps, preferably with losses. A new epoch starts when it restarts. If
-   epoch or step numbers restart, another training starts (a fold, a trial).
+2. The training bar is the one with the most steps, preferably with losses. A new epoch starts when the bar restarts.
+   If epoch or step numbers restart, another training starts (a fold, a trial).
 3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines. Without a
    throughput, it is the time between lines. If a duration is printed, `other_durations` holds the derived one.
 4. The times of single steps are recovered from the bar's smoothed rate (`bar_times`).

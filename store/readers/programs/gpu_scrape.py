@@ -83,7 +83,7 @@ def read(path: Path) -> ProgramRows:
         if value is None or labels.get("GPU_I_ID"):
             continue
         named = labels.get("Hostname", "")
-        host = host_of_file if not named or "dcgm-exporter" in named else named  # a pod in Kubernetes
+        host = host_of_file if not named or "dcgm-exporter" in named else named  # the exporter's pod (Kubernetes)
         device = labels.get("UUID") or labels.get("uuid") or f"GPU {labels.get('gpu', '0')}"
         if sample.name == _XID:
             where = labels.get("pci_bus_id") or labels.get("gpu") or device

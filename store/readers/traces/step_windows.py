@@ -15,7 +15,7 @@ from store.readers.traces.intervals import Spans, union
 __all__ = ["CollectedSpans", "step_windows"]
 
 SHORT_MARK = 0.1
-"""A step mark shorter than this share of the distance to the next mark marks a point in time (ROCm: 16 us long)."""
+"""A step mark shorter than this share of the distance to the next mark is only a point in time (ROCm: 16 us)."""
 
 
 @dataclass(slots=True)
