@@ -158,7 +158,7 @@ def _in_steps(
 def _overlap(
     rank: int, rows: Sequence[Mapping[str, Any]], numbered: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> bool:
-    """Return True if the step ranges of a file and of the rank's logs overlap. Those of two attempts may be disjoint."""
+    """Return True if the step ranges of a file and of the rank's logs overlap. Two attempts may not overlap."""
     steps: list[int] = [row["step"] for row in rows if row["rank"] == rank]
     logged = [step for logged_rank, step in numbered if logged_rank == rank]
     return min(steps) <= max(logged) and min(logged) <= max(steps)
