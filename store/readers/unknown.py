@@ -56,13 +56,18 @@ def unknown_document(path: Path) -> str:
 def _json(path: Path, first: bytes) -> str:
     if first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
         return ""
+    document, kind = None, "is damaged or cut JSON"
     try:
         document = json.loads(read_whole(path, MAX_BYTES)[0].decode("utf-8-sig", "replace"))
-    except (ValueError, RecursionError, SourceError):
+    except SourceError:  # a ValueError, too
+        kind = f"is JSON of more than {MAX_BYTES >> 20} MiB"
+    except (ValueError, RecursionError):
+        pass
+    if document is None:
         lines = [line for line in head(path, 1 << 20).splitlines()[:MIN_ROWS] if line.strip()]
         if len(lines) == MIN_ROWS and all(map(_is_object, lines)):
             return f"is JSON with one object per line{_named(list(json.loads(lines[0])))}"
-        return "is damaged or cut JSON" if _JSON_BEGIN.match(first.removeprefix(b"\xef\xbb\xbf")) else ""
+        return kind if _JSON_BEGIN.match(first.removeprefix(b"\xef\xbb\xbf")) else ""
     names = list(document) if isinstance(document, dict) else []
     return f"is a JSON document{_named(names)}"
 
