@@ -46,8 +46,8 @@ from .whatif import what_if as whatif
 __all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "failed_check", "reaching", "reading_order"]
 
 SCHEMA_VERSION = 2
-"""Version of the JSON report, raised if readers of the previous version would misread it. Since 2 an id is made of the
-identity of the finding's kind (`straggler-0-r3`), no longer of its first step."""
+"""Version of the JSON report, raised if readers of the previous version would misread it. Since version 2 the id of a
+finding consists of the identity fields of its kind (`straggler-0-r3`), and no longer contains its first step."""
 _STATUS_ORDER = {"fired": 0, "suspect": 1, "advice": 2, "ok": 3, "insufficient_data": 4}
 _REDACTOR = Redactor()
 _RECORDED = re.compile(r"\.\d+\.tape(#checksum)?$|^run\.json$")

@@ -3,7 +3,7 @@
     state = LiveState(stall=stall_policy(run.manifest()))
     for finding in live_findings(store, state, now_ns): ...      # new, or materially changed since it was reported
 
-The analyses are those of the post-mortem, over the newest attempt and its last few hundred steps. `LiveState` remembers
+The analyses are those of the post-mortem, over the last few hundred steps of the newest attempt. `LiveState` remembers
 what was reported. A finding is reported once, again if its status, cause or ranks change or it becomes more severe or
 twice as large, and a last time with status `ok` when it is over. Stragglers are checked less often than hangs.
 
@@ -48,7 +48,7 @@ __all__ = [
 
 _Judge = Callable[[], list[Finding]]
 MAX_FAILURES = 3
-"""Maximum reported reasons of one failing analysis: they may differ in nothing but a number."""
+"""Maximum number of reasons reported for one failing analysis, because they may differ only in a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class LiveState:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     reported: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     newest_found: dict[tuple[object, ...], Finding] = field(default_factory=dict)
-    """Each finding as it was last found, which is not reported if nothing important has changed."""
+    """Each finding as it was last found, which may be after its last report: small changes are not reported."""
     errors: dict[str, int] = field(default_factory=dict)
     stacks_dir: Path | None = None
     """Folder of the stacks that `watch` has the ranks write in a hang."""
@@ -112,7 +112,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
 
 
 def standstill_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
-    """New and changed findings on a hang or lost ranks of the newest attempt; they only need its newest records."""
+    """New and changed findings on a hang or lost ranks of the newest attempt. Only its newest records are needed."""
     known = attempts(source)
     if not known:
         return []
@@ -122,7 +122,7 @@ def standstill_findings(source: Source, state: LiveState, now_ns: int) -> list[F
 
 
 def ended_findings(source: Source, state: LiveState, ended: Sequence[int]) -> list[Finding]:
-    """New findings on how earlier attempts ended; they only need the newest records of these attempts."""
+    """New findings on how earlier attempts ended. Only the newest records of these attempts are needed."""
     if not (known := attempts(source)):
         return []
     due: dict[tuple[str, ...], _Judge] = {("ended",): lambda: _unreported_ends(source, ended, known, state)}

@@ -132,14 +132,14 @@ def lacking(source: TypedSource, **needed: Sequence[str]) -> list[str]:
 
 
 def every_kth(source: Source, table: str, max_rows: int, max_steps: int) -> int:
-    """Return k such that every k-th step of a table is few enough rows to read."""
+    """Return k such that every k-th step of a table is about `max_rows` rows and `max_steps` steps at most."""
     ((num_rows, first, last),) = source.rows(f"SELECT count(*), min(step), max(step) FROM {table}")
     num_steps = (last or 0) - (first or 0) + 1
     return int(max(1, -(-num_rows // max_rows), -(-num_steps // max_steps)))
 
 
 def every_kth_rank(source: Source, table: str) -> int:
-    """Return k such that every k-th rank's rows are few enough, for analyses that need all steps."""
+    """Return k such that every k-th rank is about `READ_CALLS` rows at most, for analyses that need all steps."""
     ((num_rows,),) = source.rows(f"SELECT count(*) FROM {table}")
     return max(1, -(-int(num_rows) // READ_CALLS))
 

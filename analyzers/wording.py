@@ -1,6 +1,6 @@
 """Numbers, lists and sentences of a finding.
 
-listed([1, 2, 3])            # "1, 2, 3"; "1, 2 and 9 more" where they are too many
+listed([1, 2, 3])            # "1, 2, 3"; "1, 2 and 9 more" if there are too many
 ranks_text((3, 5))           # "ranks 3 and 5"
 processes_text((4001, 4005)) # "processes 4001 and 4005"; "2 processes" if their ids are not known
 counted(2, "rank")           # "2 ranks"; nothing for none

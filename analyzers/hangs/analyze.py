@@ -1,14 +1,14 @@
-"""Hangs: no rank makes progress. Names the rank that the others wait for, and the call in which they wait.
+"""Find hangs, in which no rank makes progress: the rank that the others wait for, and the call in which they wait.
 
-Live and post-mortem analysis are one function: with `now_ns` the silence until now counts, without it the silence until
-the first death (a kill by `watch`, a timeout of the others, the end of the launcher).
+Live and post-mortem analysis share one function. With `now_ns` it measures the silence until now, without `now_ns` the
+silence until the first death (a kill by `watch`, a timeout of the other ranks, the end of the launcher).
 
 1. `run.live.stall_limits` decides whether the silence is longer than this run's limit in this phase.
 2. `culprits` separates culprits from waiting ranks, by sequence numbers and calls in flight.
-3. A mismatch of operation, type or size counts even without silence if a rank aborted in it, as gloo does, or if the
-   records end without a reason. The latter also holds for a stopped process.
+3. A mismatch of operation, type or size is reported even without silence if a rank aborted in the call, as gloo does,
+   or if the records end without a reason. A stopped process is also reported if the records end without a reason.
 4. `device_evidence` adds what the culprits' devices and hosts recorded, and names the link on which a call is stuck.
-5. `stacks` groups the stacks of all ranks, those that differ from their peers first.
+5. `stacks` groups the stacks of all ranks. Ranks whose stacks differ from those of their peers come first.
 6. Ranks that died are left to `deaths`: in a hang, processes are alive and make no progress. While the run is live,
    the launcher handles deaths. The exception is a lost node: ranks that still wait for it hang, even if others have
    died because of it.
@@ -233,9 +233,9 @@ def hang_finding(
 
 
 def silent_nodes(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `node_silent`, one per silence: the machine, its watch, or the link between them failed.
+    """Findings of kind `node_silent`, one per silence. The machine, its `watch` or the link to the leader failed.
 
-    The leader's `watch` records when a node's digests stop and when they return; what the node did meanwhile is in its
+    The leader's `watch` records when a node's digests stop and when they return. What the node did meanwhile is in its
     own store. Live, with an attempt in the scope, only ongoing silences are returned.
     """
     log = EventLog.load(source, (event_kinds.NODE_SILENT, event_kinds.NODE_HEARD, event_kinds.CLOCK_OFFSET))

@@ -1,4 +1,4 @@
-"""Ranks out of sync: a rank skipped a collective or made an extra one, so later calls pair with those of other steps.
+"""Ranks out of sync: after a skipped or extra collective, a rank's calls are paired with calls of other steps.
 
     findings = desynced(store, Scope())       # kind desync, causes skipped and extra
 
@@ -7,14 +7,14 @@ continues, and ranks reduce gradients of different steps with each other.
 
 1. Ranks that run the same program agree on the sequence number of their first call in each step, or differ by the same
    amount in all steps.
-2. If from one step on a rank's difference from the other ranks changes and never changes back, the rank made more or
-   fewer calls than they did between this step and the next step recorded on all of them.
-3. The smaller side is named. If both are equal, it is the side that never made this number of calls in an earlier step;
-   otherwise both are suspects.
-4. Not judged are steps next to missing numbers on the tape, and calls of background threads, which belong to no step.
-   (For the NCCL plugin, which records no thread, a call belongs to the step of its launch.) Nor is a step whose phases
-   match neither the other ranks nor the previous step, because it may have been counted twice or not at all. Nor are
-   ranks whose later calls match in operation and size by sequence number, but not by position in the step.
+2. If a rank's difference from the other ranks changes at some step and never changes back, the rank made more or fewer
+   calls than the others between this step and the next step that all of them recorded.
+3. The smaller side is named. If both sides are equally large, the side that never made this number of calls in an
+   earlier step is named. If this does not decide, both are suspects.
+4. These are not judged: steps next to missing numbers on the tape; calls of background threads, which belong to no step
+   (for the NCCL plugin, which records no thread, a call belongs to the step of its launch); a step whose phases match
+   neither the other ranks nor the previous step, because it may have been counted twice or not at all; ranks whose
+   later calls match in operation and size by sequence number, but not by position in the step.
 
 A hang in the very next call is judged by `culprits`.
 """
@@ -82,8 +82,9 @@ def desynced(source: Source, scope: Scope, policy: DesyncPolicy = DesyncPolicy()
 
 
 def with_desync(source: Source, hang: Finding) -> Finding:
-    """For a hang in mismatched calls, name the rank that was already out of sync in that group, if there is one. On a
-    device this shows in the calls that its host, which runs ahead, has enqueued since.
+    """For a hang in mismatched calls, name the rank that was already out of sync in that group, if there is one.
+
+    For calls on devices, the shift is visible in the later calls that the rank's host, which runs ahead, has enqueued.
     """
     facts = evidence_of(hang)
     if not hang.cause.startswith("mismatch") or hang.attempt is None or facts.get("seq") is None:
@@ -142,7 +143,11 @@ def _desyncs_of_group(source: Source, attempt: int, group: str, since_step: int)
 
 
 def change_of(own: Mapping[int, StepCalls], others: Mapping[int, StepCalls]) -> Change | None:
-    """When a rank's sequence numbers shifted against another's for good; None if never, or if more than once."""
+    """The step from which on a rank's sequence numbers are shifted against another rank's.
+
+    None if they are not shifted or the shift disappears again, if there are too few steps before or after it, or if
+    records around it are missing.
+    """
     steps = [step for step in sorted(own.keys() & others.keys()) if own[step].is_whole and others[step].is_whole]
     shifts = [own[step].first_seq - others[step].first_seq for step in steps]
     before = next((i for i, shift in enumerate(shifts) if shift != shifts[0]), len(shifts))
@@ -227,7 +232,7 @@ def _is_unusual(calls: Mapping[int, StepCalls], step: int) -> bool:
 
 
 def _in_threads(source: Source, place: Sequence[Any], ranks: Sequence[int]) -> bool:
-    """Return True if calls of the group were made inside a phase by another thread than the one that trains.
+    """Return True if calls of the group were made inside a phase by a thread other than the training thread.
 
     Those calls have no phase, and their step is meaningless.
     """
@@ -262,8 +267,8 @@ def _has_usual_phases(source: Source, attempt: int, sides: tuple[int, int], step
 
 
 def _pairs_by_number(source: Source, place: Sequence[Any], sides: tuple[int, int], change: Change) -> bool:
-    """Return True if the calls since the change have the same operation and size as the other rank's calls of the same
-    number, and not as its calls at the same place in the step.
+    """Return True if the calls since the change match the other rank's calls of the same number in operation and size,
+    but not its calls at the same position in the step.
 
     Then the ranks are in sync and only their step boundaries differ: a rank in `Join` that has no data left ends its
     steps between the calls with which it shadows the others.
@@ -319,7 +324,7 @@ def _finding(
 
 
 def _odd_call(source: Source, place: Sequence[Any], change: Change, sides: tuple[int, int]) -> Call:
-    """The first call that one side made in the step and the other did not.
+    """The first call in the step that one side made and the other did not.
 
     If several calls of a step are equal, it is the call at which the sequences of the two sides diverge.
     """

@@ -39,7 +39,7 @@ def _why_hang(finding: Finding) -> str:
 def _counts(
     listed: Mapping[str, Sequence[int]], calls: Mapping[str, Collection[int]], text: str, num_waiting: int
 ) -> tuple[str, str]:
-    """How many ranks wait in the call `text`, and in others: neither all calls nor all ranks of a call are listed."""
+    """Text on how many ranks wait in the call `text`, and in other calls. `listed` may lack some calls and ranks."""
     others = [other for other in calls if other != text]
     num_here = len(calls[text])
     if len(listed[text]) >= MAX_LISTED:

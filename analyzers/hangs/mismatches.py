@@ -91,8 +91,7 @@ def _first_mismatch(together: Mapping[Number, list[Call]]) -> Mismatch | None:
 def compare_calls(calls: Sequence[Call], *, sized: bool | None = None) -> Mismatch | None:
     """Compare the calls of ranks under one number of a group, from any source; None if all match.
 
-    `sized`: True or False if the caller knows whether the operation must have one size on all members; None: by its
-    name.
+    `sized`: whether the operation must have the same size on all members; None: decide by the operation's name.
     """
     sized = is_sized(calls[0].op) if sized is None else sized
     # Unrecorded operations, types and sizes match everything.
@@ -119,7 +118,7 @@ def compare_calls(calls: Sequence[Call], *, sized: bool | None = None) -> Mismat
 
 
 def smaller_side(values: Mapping[int, object]) -> tuple[int, ...]:
-    """The ranks that differ from the majority; all if there is none."""
+    """The ranks that differ from the majority; all ranks if there is no majority."""
     counts = Counter(values.values())
     most = max(counts.values(), default=0)
     fewer = tuple(sorted(rank for rank, value in values.items() if counts[value] < most))
@@ -165,7 +164,10 @@ def odd_side(view: AttemptView, calls: Sequence[Call]) -> tuple[int, ...]:
 
 
 def unequal_message(view: AttemptView) -> Mismatch | None:
-    """The oldest send of the lowest ranks whose receive differs in size or dtype; None if all known pairs match."""
+    """A send and its receive, both in flight, that differ in size or dtype; None if there are none.
+
+    For each pair of ranks and group, only the oldest message with both calls in flight is compared; lowest ranks first.
+    """
     pairs: dict[tuple[int, int, str], tuple[dict[int, Call], dict[int, Call]]] = {}
     for rank, state in view.ranks.items():
         for call in state.calls if not state.closed else ():

@@ -6,9 +6,9 @@
    count. Nor does a step that ended only because its run was interrupted during a hang, which `hangs` reports, or
    because an exception ended the rank after the update, which `deaths` reports.
 2. Other ranks must have waited for the rank in collectives meanwhile: in the same step, or in the next one if it
-   stalled between two steps. If no rank waited, it is reported only if `watch` had seen a hang.
-3. The place is the phase or gap that took most of the time. It is the compiler, with the failed guard, if that was
-   running for most of the time. The cause and stacks that `watch` reported at the time are added.
+   stalled between two steps. If no rank waited, the standstill is reported only if `watch` had seen a hang.
+3. The place is the phase or gap that took most of the time. If the compiler was running for most of the time, the place
+   is the compiler, with the failed guard. The cause and stacks that `watch` reported at the time are added.
 
 Jobs on several GPUs are not judged: waits for other ranks happen on the devices, where the hosts do not see them.
 """
@@ -136,7 +136,7 @@ def _with_compiler(source: Source, stalled: _StalledStep) -> _StalledStep:
 
 
 def _guard(source: Source, stalled: _StalledStep) -> str:
-    """The guard whose failure made the rank recompile for most of that step; empty if it did not, or if unknown."""
+    """The guard whose failure made the rank recompile for most of that step; empty if none is known."""
     if stalled.place != _COMPILING:
         return ""
     for event in EventLog.load(source, (event_kinds.RECOMPILE,)).of(event_kinds.RECOMPILE, attempt=stalled.attempt):
@@ -146,7 +146,7 @@ def _guard(source: Source, stalled: _StalledStep) -> str:
 
 
 def _waiting(source: Source, steps: Sequence[_StalledStep]) -> list[int]:
-    """Ranks that waited for the given ranks."""
+    """Ranks that waited for the given ranks in the same step or in the next one."""
     first, stalled = steps[0], {one.rank for one in steps}
     rows = source.rows(
         "SELECT rank FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? + 1 GROUP BY rank "

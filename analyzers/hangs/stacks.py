@@ -6,8 +6,8 @@
     StacksAtHang(run.stacks, roles_of(source, attempt=0)).of(view, culprits)     # groups for a finding's evidence
 
 faulthandler writes the files. They are not trusted: sizes are bounded, links are not followed, and reports escape text.
-The stack that most ranks share shows where they wait. A different stack is a hint and no proof, because stacks hold no
-sequence numbers. Ranks are compared within their own stage: the stages of a pipeline wait in different places.
+The stack that most ranks share shows where they wait. A different stack is a hint, not a proof, because stacks hold no
+sequence numbers. Ranks are compared within their own stage, because the stages of a pipeline wait in different places.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def group(stacks: Sequence[Stack]) -> list[StackGroup]:
 
 
 def outlying_stacks(groups: Sequence[StackGroup]) -> tuple[Stack, ...]:
-    """Processes that are stopped; without any, those outside the group that has more than half of all processes. Empty
-    without such a group.
+    """Processes that are stopped. If there are none, the processes outside the group that has more than half of all
+    processes; empty if there is no such group.
     """
     stacks = [stack for group_ in groups for stack in group_.members]
     if stopped := [stack for stack in stacks if stack.is_stopped]:
@@ -150,7 +150,7 @@ def _order(stack: Stack) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Role:
-    """A rank's place in the dimensions that give ranks different work; -1 if there is no such dimension."""
+    """A rank's coordinates in the dimensions that give ranks different work; -1 for a dimension that the job lacks."""
 
     stage: int = -1
     tp: int = -1

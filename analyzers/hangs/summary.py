@@ -26,7 +26,7 @@ _THIRD_PERSON = {"are": "is", "do": "does", "hang": "hangs", "have": "has", "mak
 
 
 def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s: float, frame: str) -> str:
-    """Two sentences. `frame`: innermost frame of the culprit's stack, or empty."""
+    """Two or three sentences. `frame`: innermost frame of the culprit's stack, or empty."""
     many, lasted = len(found.culprits) > 1, f" for {number(round(silent_s, 1), 4)} s" if silent_s >= SHORTEST_S else ""
     who = ranks_text(found.culprits)
     call = found.call.text if found.call else "a collective"

@@ -49,8 +49,11 @@ class WaitGraph:
         self._behind: dict[tuple[str, int], frozenset[int]] = {}
 
     def heads(self, state: RankView) -> list[Call]:
-        """Return the oldest open call of each group. If a later call of the group is open, a call is left out that all
-        ranks have entered, in a phase that this rank has left: only its handle has not been waited for yet."""
+        """Return the oldest open call of each group that this rank still waits in.
+
+        A call is skipped in favour of a later one of its group if all ranks have entered it and this rank has left its
+        phase: only its handle has not been waited for yet. Without a later open call, it is returned all the same.
+        """
         held = oldest_calls(
             tuple(call for call in state.calls if not state.may_have_left(call) or self.targets([call]))
         )

@@ -2,8 +2,8 @@
 
     device_health(store, Scope())       # kinds xid, gpu_memory_errors, gpu_throttled, link_errors, host_pressure
 
-Read from table `health` (one reading of each device and host a second, NULL where something is not supported) and from
-the events `xid`, both of which `watch` writes. The meanings of the codes are data: `xids.toml`.
+The input is table `health` (one reading of each device and host a second, NULL if a value is not supported) and the
+events `xid`. `watch` writes both. The meanings of the XID codes are in `xids.toml`.
 
 * Counters start when the driver is loaded, so only their increase during the run counts.
 * A device is throttled if a reason that costs speed (heat, power brake, hardware slow-down) is active in at least

@@ -1,4 +1,4 @@
-"""Counters of hosts that rose during the run: InfiniBand ports, TCP, a cgroup's CPU limit, waits for memory and disks.
+"""Host counters that rose during the run: InfiniBand ports, TCP, a cgroup's CPU limit, waits for memory and disks.
 
     host_counter_findings(store, HealthPolicy())        # kinds link_errors, host_pressure
 
@@ -25,7 +25,7 @@ _COLUMNS = (
 
 
 def rise(column: str, kind: str = "BIGINT") -> str:
-    """SQL of a counter's rise during the run; a reloaded driver starts at zero."""
+    """SQL expression for the largest minus the first reading: the last one is lower if the driver was reloaded."""
     return f"CAST(max({column}) - min_by({column}, sample_ns) AS {kind})"
 
 
@@ -114,7 +114,7 @@ def _finding(kind: str, cause: str, node: str, summary: str, numbers: dict[str, 
 
 
 def health_warning(kind: str, cause: str, summary: str, evidence: dict[str, Any]) -> Finding:
-    """Warning about a node or one of its devices; kind and cause name its section of the runbook."""
+    """Warning about a node or one of its devices; `kind` and `cause` select its section of the runbook."""
     return Finding(
         analyzer="health",
         kind=kind,

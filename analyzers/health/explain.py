@@ -75,7 +75,7 @@ def _why_pressure(finding: Finding) -> str:
 
 
 def _why(of_readings: Callable[[Finding], str]) -> Callable[[Finding], str]:
-    """The line of a log that shows it, else what was measured."""
+    """Quote the log line that shows the problem; without one, state what was measured."""
     return lambda finding: (
         sentence(f"{finding.evidence['basis']}".rstrip(". ").replace(";", ","))
         if "basis" in finding.evidence

@@ -6,7 +6,7 @@
    `application`. The process sees a CUDA error at its next synchronisation, or is aborted.
 2. NVML names the device but no process. So the XID belongs to a rank on that device that ended with a CUDA error, or by
    a signal without an error, around that time; it becomes evidence of `rank_lost`.
-3. If no rank did, any process on the device may have caused it: that is only advice.
+3. If no rank ended in this way, any process on the device may have caused the XID, so it is only advice.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def is_of_program(code: int) -> bool:
 
 
 def _of_any_process(code: int, device: str, events: Sequence[Any], meaning: str, *, is_shared: bool) -> Finding:
-    """An XID caused by a program on a device with several processes, or none of this run: its process is unknown."""
+    """An XID caused by an unknown program: the device has several processes, or none of this run."""
     users = "several ranks use it, and none ended with a CUDA error" if is_shared else "no rank of this run uses it"
     return Finding.advise(
         "health",

@@ -87,6 +87,6 @@ def host_in(lines: Iterable[LogLine]) -> str | None:
 
 
 def who(ranks: Sequence[int], otherwise: str = "a rank that the log does not name") -> str:
-    """Begin a sentence: `Rank 3`, `Ranks 1 and 2`, or `otherwise` where no rank is known."""
+    """Start of a sentence: `Rank 3`, `Ranks 1 and 2`, or `otherwise` if no rank is known."""
     text = ranks_text(sorted(ranks)) if ranks else otherwise
     return text[:1].upper() + text[1:]

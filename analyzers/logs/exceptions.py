@@ -58,7 +58,8 @@ _GENERIC_TYPES = (
     "InternalError",
     "HorovodInternalError",
 )
-"""Generic types that libraries raise for any failure; ValueError, KeyError and similar concern the caller's data."""
+"""Types that libraries raise for any failure. ValueError, KeyError and similar are not among them, because they concern
+the caller's data."""
 _WAITING_MODULES = re.compile(
     r"torch/distributed/|torch_npu/distributed|/horovod/|deepspeed/comm/|mpi4py|pynccl|/oneccl|c10d_logger"
 )
@@ -121,7 +122,7 @@ def words_of(entry: LogLine) -> str:
 
 def is_launchers(entry: LogLine) -> bool:
     """Return True for an exception of a launcher, or one that only refers to another process's error."""
-    if entry.number("is_cut"):  # its error is missing; its frames show whose it is
+    if entry.number("is_cut"):  # the error itself is missing; the frames show who raised it
         return _LAUNCHER_FRAMES.search(entry.text("traceback")) is not None
     if any(mark in entry.text("message") for mark in _POINTERS):
         return True
@@ -189,7 +190,7 @@ def relevance(entry: LogLine, book: LogBook) -> Relevance:
     if any(one.source == entry.source and one.line > entry.line for one in book.of("finished")):
         return "survived"  # the job finished after this line
     if entry.number("later_lines") and not book.seen and not any(book.of_role("death", "victim", "outside")):
-        return "survived"  # the only process that writes went on, and no line reports the end of a process
+        return "survived"  # the only process that prints continued, and no line reports the end of a process
     if _AT_EXIT in text_of(entry):
         return "ignored"
     if "NCCL WARN" in entry.message and any(

@@ -25,7 +25,7 @@ __all__ = ["ATTEMPT", "MAX_QUOTED", "SAME_END_LINES", "SAME_END_NS", "LogBook", 
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _LAUNCHER_ENDS = ("root_failure",)
-"""Kinds of lines with which a launcher ends; a start after one of them is a new launch that appends to the same file.
+"""Kinds of lines that a launcher prints at its end. A start after such a line is a new launch that appends to the file.
 """
 _START_ERRORS = ("SyntaxError", "IndentationError", "TabError", "ArgumentError")
 """Errors in a program's source or command line, which are the same for all processes of a launch."""
@@ -203,10 +203,10 @@ def _split_attempts(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]
     2. a second start of the launcher of one node, or on a single node a resume, as Rankscope's own line shows;
     3. a restart by a launcher, unless no step and only lost connections follow it, which may belong to the earlier
        attempt;
-    4. what follows an error of a program's source or command line, if another end comes later: such an error ends every
+    4. an exception that follows an error in the program's source or command line, because such an error ends every
        process of its start;
-    5. what follows a scheduler's line on the end of another job: all lines up to that line belong to the other job;
-    6. what follows a scheduler's end that is older than the last start in the process's other stream;
+    5. the lines after a scheduler's line on the end of another job: all lines up to that line belong to the other job;
+    6. the lines after a scheduler's end that is older than the last start in the process's other stream;
     7. the last of torchrun's attempt folders that shows an end;
     8. a repetition of the file's first lines after a failure, if only one process writes the file (otherwise they may
        belong to another rank), and if steps or a long time separate the two.
@@ -293,7 +293,8 @@ def _after_end(lines: list[LogLine], started_ns: int) -> int:
 
 
 def _after_refused(lines: list[LogLine]) -> int:
-    """Line of the first other end after an error that ended all processes of a start; 0 if none follows."""
+    """Line of the first exception with a traceback after the last of `_START_ERRORS`, which ended all processes of its
+    start; 0 if there is none."""
     ends = [entry for entry in lines if entry.kind == "exception" and not entry.number("chained")]
     refused = [entry for entry in ends if entry.text("type") in _START_ERRORS]
     if not refused:

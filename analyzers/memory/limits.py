@@ -2,10 +2,10 @@
 
     found = limits(store)                      # kind memory_limit: fired, or advice
 
-1. Readings of table `health` above `nearly_all_ratio` of the total. For a host that is a warning, for a device only
-   advice: device readings include the cache of torch's allocator, which can be released. They also include other
+1. Readings of table `health` above `nearly_all_ratio` of the total give a warning for a host, but only advice for a
+   device: its readings include the cache of torch's allocator, which can be released. They also include other
    processes; the finding says so if tensors of the run's ranks are only a small part.
-2. Retries of the allocator (events `allocation_retries`) are a warning for a device: memory was short.
+2. Retries of the allocator (events `allocation_retries`) give a warning for a device: memory was short.
 """
 
 from __future__ import annotations

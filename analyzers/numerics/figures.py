@@ -45,8 +45,8 @@ def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def nonfinite(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Ranks whose collective inputs held NaN or Inf, the parameters that hold it, and the loss around that step. A
-    reduction spreads NaN to all ranks, so only its inputs show where it began.
+    """Ranks whose inputs to collectives held NaN or Inf, the parameters that hold NaN or Inf, and the loss around that
+    step. A reduction spreads NaN to all ranks, so only its inputs show where the NaN began.
     """
     attempt = attempt_of(source, finding)
     if attempt is not None and finding.first_step is not None:
@@ -56,7 +56,7 @@ def nonfinite(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def _inputs(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
-    """The calls of the step from shortly before the first with a bad input on, in the order of issue."""
+    """The calls of the step in the order of issue, from shortly before the first call with a bad input."""
     if lacking(source, collectives=("nonfinite",)):
         return
     rows = source.rows(

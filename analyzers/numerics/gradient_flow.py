@@ -5,11 +5,12 @@
 2. `wrong_blocks` finds the wrong blocks of one step and how they are wrong (the finding's cause): `zero`, no gradient
    at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the slope
    is the median of the slopes between all pairs of blocks, so that a single deviating block does not change it);
-   `layer`, `factor` away from the median block, or from the trend where there is one. If several consecutive blocks
-   next to the output are that far above all others, the gradient has not exploded there, but vanished in the others.
-3. It is reported after `min_times` consecutive samples, the newest included, because a single step may be unusual.
-4. `whole`: in the newest `min_times` samples or more, the norm of all gradients and that of the median block are both
-   `trend_factor` above the largest in the first quarter of the run.
+   `layer`, the norm differs from that of the median block, or from the trend if there is one, by `factor`. If several
+   consecutive blocks next to the output are that far above all others, the gradient has not exploded there, but
+   vanished in the others.
+3. A block is reported after `min_times` consecutive samples, the newest included, because a single step may be unusual.
+4. `whole`: in the newest `min_times` samples or more, the norm of all gradients and the norm of the median block both
+   exceed their largest value in the first quarter of the run by `trend_factor`.
 
 Blocks are the names up to their number (`blocks.3`); a model without numbered blocks is not judged. Embedding and head
 are not blocks: their norms have no peers.
@@ -86,7 +87,7 @@ def block_of(parameter: str) -> str:
 def wrong_blocks(
     norms: Mapping[str, float], policy: GradientFlowPolicy = GradientFlowPolicy()
 ) -> dict[str, WrongBlock]:
-    """Wrong blocks of one step, from the norm by block; none where there are too few to compare. Pure."""
+    """Wrong blocks of one step, from the norm by block; none if there are too few blocks to compare. Pure."""
     if len(norms) < SHARED.min_times:
         return {}
     alive = {block: norm for block, norm in norms.items() if norm > 0}
@@ -127,8 +128,10 @@ def risen_since(
     totals: Mapping[int, float], middles: Mapping[int, float], policy: GradientFlowPolicy = GradientFlowPolicy()
 ) -> tuple[list[int], float] | None:
     """The newest consecutive steps in which the gradient norms are far above those of the run's start, and the largest
-    norm there; None if there are none. Pure. `totals`, `middles`: by step, the norm of all gradients and of the median
-    block."""
+    norm of all gradients at the start; None if there are no such steps. Pure.
+
+    `totals`, `middles`: by step, the norm of all gradients and of the median block.
+    """
     steps = sorted(totals)
     quarter = steps[0] + (steps[-1] - steps[0]) / 4 if steps else 0.0  # the newest samples may be closer together
     num_past = max(SHARED.trend_values, sum(step <= quarter for step in steps))
@@ -146,7 +149,7 @@ def risen_since(
 
 
 def _samples(source: Source, attempt: int, since_step: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
-    """{step: (norm of each block, norm of all gradients)}."""
+    """Return ({step: {block: norm}}, {step: norm of all gradients})."""
     rows = source.rows(
         """
         WITH numbered AS (SELECT step, row_number() OVER (ORDER BY step DESC) - 1 AS age, count(*) OVER () AS number

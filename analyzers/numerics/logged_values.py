@@ -1,8 +1,8 @@
 """Logged values that contradict what the ranks recorded: a gradient norm, a mean loss, a token count.
 
-1. For each step, divide the value logged by the lowest rank by the recorded one: the gradient norm (over all shards),
-   the mean over the ranks of the losses on which `backward` was called, or the number of token ids passed to the model.
-   If a rank logs its own loss, it is compared with its own recorded loss.
+1. For each step, the value that the lowest rank logged is divided by the recorded value: the gradient norm (over all
+   shards), the mean over the ranks of the losses on which `backward` was called, or the number of token ids passed to
+   the model. The logged loss is also compared with the recorded loss of the rank that logged it.
 2. A contradiction is a factor that is the same in at least `min_steps` steps and is explained by the job: the number of
    ranks, of micro-batches, their product, the square roots of these, and the reciprocal of each. Another unit, a
    smoothed value and a loss with further terms have other factors, or changing ones.
@@ -49,7 +49,7 @@ _QUERIES = (
 
 
 def contradicted_values(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `logged_value`, one per value and attempt; none where nothing is logged."""
+    """Findings of kind `logged_value`, one per value and attempt; none for values that are not logged."""
     if not source.has("scalars") or not source.has("steps"):
         return []
     findings: dict[tuple[str, int], Finding] = {}
@@ -81,7 +81,7 @@ def _factors(source: Source, attempt: int) -> Mapping[str, float]:
 
 
 def _contradiction(ratios: Mapping[int, float], factors: Mapping[str, float]) -> tuple[str, float] | None:
-    """Return (name of the factor, typical ratio) if nearly every ratio is one of `factors` or its reciprocal. Pure."""
+    """Return (name of the factor, typical ratio) if nearly all ratios are the same factor or its reciprocal. Pure."""
     if len(ratios) < SHARED.min_steps or not factors:
         return None
     typical = median(ratios.values())

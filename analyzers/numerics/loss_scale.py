@@ -1,8 +1,8 @@
 """Collapse of the fp16 loss scale: it falls and does not recover, so ever more steps are dropped.
 
-Each overflow drops a step and halves the scale. The trainer writes an event for it. For an attached loop the scale is
-recorded at each step, and a step after which it is lower has overflowed. Some overflows are healthy: the scale starts
-too high on purpose, and is doubled every 2,000 good steps to test whether it still fits.
+Each overflow drops a step and halves the scale. The trainer writes an event for each overflow. For an attached loop the
+scale is recorded at each step, and a step after which the scale is lower has overflowed. Some overflows are healthy:
+the scale starts too high on purpose, and is doubled every 2,000 good steps to test whether it still fits.
 
 1. Overflows of the first `warm_up_steps` steps are the search for a scale that fits.
 2. Collapse: `max_overflows` or more within `slow_change_steps` after that, or a scale of `LOWEST_SCALE` or less, at
@@ -25,7 +25,7 @@ from probes.tape import event_kinds
 __all__ = ["Overflow", "dropped_for_overflow", "loss_scale_collapse", "overflows"]
 
 LOWEST_SCALE = 1.0
-"""Smallest scale, which `torch.amp.GradScaler` cannot halve."""
+"""Scale at which losses are not scaled at all. `torch.amp.GradScaler` has no lower limit and halves it further."""
 
 SERIES = "loss_scale"
 """Name of the scale among the scalars of an attached loop (`probes.attach.loop.loss_scaling`)."""
@@ -81,7 +81,7 @@ def dropped_for_overflow(source: Source) -> set[tuple[int, int]]:
 
 
 def loss_scale_collapse(source: Source, scope: Scope, policy: LossScalePolicy = LossScalePolicy()) -> list[Finding]:
-    """Findings of kind `loss_scale_collapse`, one per attempt at most; none where nothing overflowed."""
+    """Findings of kind `loss_scale_collapse`, at most one per attempt; none for an attempt without overflows."""
     by_attempt: dict[int, list[Overflow]] = {}
     for overflow in overflows(source, scope.attempt):
         by_attempt.setdefault(overflow.attempt, []).append(overflow)

@@ -68,7 +68,7 @@ class StepEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Origin of the non-finite values. `ranks` is empty if nothing names one; `how` is the evidence that did."""
+    """Origin of the non-finite values. `how` is the evidence that named `ranks`, which is empty if none is named."""
 
     ranks: tuple[int, ...]
     phase: Phase
@@ -136,8 +136,8 @@ def _only_norm(evidence: StepEvidence) -> bool:
 
 
 def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """True if gradients were finite before their reduction and not after it: then the first flags belong to the norm,
-    and its input is the reduced gradient. This holds only if every gradient is reduced: the NaN of a single
+    """True if gradients were finite before their reduction, but not after it. The first flags then belong to the norm,
+    whose input is the reduced gradient. This holds only if every gradient is reduced: the NaN of a single
     tensor-parallel rank enters no reduction except the norm's.
     """
     if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):

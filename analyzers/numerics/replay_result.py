@@ -33,7 +33,7 @@ __all__ = ["REPLAY_EVENTS", "Origin", "ReplayResult", "Sample", "find_replay"]
 REPLAY_EVENTS = (event_kinds.REPLAY,)
 _PROOF = {"operation": 0, "parameter": 0, "constant": 1, "module": 2}
 """Order of the proofs of an origin, the best first (see `trainer.replay.origin`). `module` is last, because it is also
-the proof where a value arrives from another rank by a collective.
+recorded for a value that arrived from another rank in a collective.
 """
 
 
@@ -136,7 +136,8 @@ class ReplayResult:
 
 
 def find_replay(log: EventLog, *, attempt: int, step: int, execution: int = 0) -> ReplayResult | None:
-    """The replay that followed the `execution`-th run (from 0) of a step; None if there was none."""
+    """The replay that followed the `execution`-th run (from 0) of a step, or the last one if fewer are recorded; None
+    if the step was not replayed."""
     by_rank: dict[int, list[list[Event]]] = {}
     for event in log.of(event_kinds.REPLAY, attempt=attempt, step=step):
         groups = by_rank.setdefault(event.rank, [])

@@ -2,19 +2,20 @@
 
     findings = pipeline(store, Scope(manifest=manifest))      # kinds bubble (a measurement) and stage_imbalance
 
-1. Idle share of each step of each pipeline, and what the schedule has with equal stages; the excess, split into
-   imbalance, communication and waiting for data; and the stage to lighten (`pipeline_bubble`).
-2. Work of a pp rank: the median over steps and pipelines of what it computed in a step.
-3. Imbalance: the same pp rank has the most work on every pipeline, in the first third of the steps and in the last,
-   and exceeds the median of the others by `excess_ratio`. A rank that is slow on one pipeline only, or from some step
-   on, is a straggler instead.
-4. On GPUs spans are host times, and hosts run ahead, so no bubble is measured. The work of a rank is then its step
-   without its waits, from the durations of calls (`account.device.device_timings`), and the excess of a heavy stage is
-   a lower bound.
+1. `pipeline_bubble` measures the idle share of each step of each pipeline, and the idle share that the schedule would
+   have with equal stages. It splits the excess into imbalance, communication and waiting for data, and names the stage
+   to lighten.
+2. The work of a pp rank is its computing time in a step, median over steps and pipelines.
+3. Imbalance: the same pp rank has the most work on every pipeline, in the first third of the steps and in the last, and
+   its work exceeds the median of the others by `excess_ratio`. A rank that is slow on one pipeline only, or from some
+   step on, is a straggler instead.
+4. On GPUs spans are host times, and hosts run ahead, so no bubble is measured. The work of a rank is then its step time
+   without waits, computed from the durations of calls (`account.device.device_timings`), and the excess of a heavy
+   stage is a lower bound.
 5. If ranks wait for cores (`is_crowded`), spans are longer than the work in them, especially on the stage that waits
    least for others. The work of a rank is then the CPU time of its step, and the excess again a lower bound.
-6. A heavy first or last stage is advice where no other cut of the layers is better: it also has the embedding, or the
-   head and the loss (`better_cut`).
+6. A heavy first or last stage also has the embedding, or the head and the loss. It is only advice if no other cut of
+   the layers is better (`better_cut`).
 
 Gain of a balanced split: the slowest stage sets the pace, so with the same total work the pipeline would take (mean
 work / largest work) of its present time.
@@ -59,7 +60,7 @@ _BY_CPU = "CPU time of whole steps"
 
 
 def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None) -> list[Finding]:
-    """Judge the newest attempt that has a pipeline; no findings without one."""
+    """Judge the newest attempt that has a pipeline; no findings if there is none."""
     policy = policy or PipelinePolicy()
     if missing_tables(source, "ranks", "spans"):
         return []  # missing tables are reported by `run`
@@ -116,7 +117,7 @@ def _by_steps(
 
 
 def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: PipelinePolicy) -> int | None:
-    """Find the pp rank with too much work on every pipeline in every part of the run; None without one. Pure.
+    """Find the pp rank with too much work on every pipeline in every part of the run; None if there is none. Pure.
 
     `work[pipeline][part]` holds one number per pp rank.
     """

@@ -5,7 +5,7 @@
     step.even_ratio                          # idle share of the same order with equal stages and no communication
     step.imbalance_ratio, step.communication_ratio, step.data_ratio        # parts of the excess; they add up
 
-Each step is replayed in the order in which its ranks worked, removing one cause of idle time after the other:
+Each step is replayed in the order in which its ranks worked. Each further replay removes one more cause of idle time:
 
 1. As it ran: from the start of the first stage's loading to the last backward.
 2. Without communication: a stage continues as soon as its input is computed. The difference is *communication*: message
@@ -29,7 +29,7 @@ from analyzers.account.bubble import PipelineSpans, StepIdle, step_idle
 __all__ = ["StepSplit", "split_idle", "typical"]
 
 MAX_REPLAYED_SPANS = 400_000
-"""Maximum number of spans for which all steps are replayed; of more, every k-th step is replayed."""
+"""Maximum number of spans for which all steps are replayed; with more spans, only every k-th step is replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def split_idle(
 
 
 def typical(splits: Sequence[StepSplit]) -> list[StepSplit]:
-    """The middle half of the steps by length: unlike medians, their means add up, and they contain no pauses."""
+    """The middle half of the steps by length. Unlike medians, means over them add up, and they contain no pauses."""
     ordered = sorted(splits, key=lambda split: split.idle.total_ns)
     quarter = len(ordered) // 4
     return ordered[quarter : len(ordered) - quarter]

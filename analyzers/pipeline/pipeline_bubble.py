@@ -39,7 +39,7 @@ FEW_STEPS = "too few steps have all spans of all ranks"
 MAX_PIPELINES = 16
 """Maximum number of pipelines that are read."""
 MAX_STEPS = 120
-"""Maximum number of steps that are read, evenly over the run."""
+"""Maximum number of steps that are read, evenly spaced over the run."""
 MAX_SHOWN = 256
 """Maximum number of ranks and steps that are listed."""
 
@@ -66,12 +66,13 @@ class Bubble:
     idle_ratio: float
     expected_ratio: float
     is_formula: bool
-    """True if `expected_ratio` is the schedule's closed form; else its order was replayed with equal stages."""
+    """True if `expected_ratio` is the schedule's closed form; False if the recorded order was replayed with equal
+    stages."""
     imbalance_ratio: float
     communication_ratio: float
     data_ratio: float
     order_ratio: float
-    """Bubble of the recorded order with equal stages, minus that of the formula; 0 without a formula."""
+    """Bubble of the recorded order with equal stages, minus the formula's bubble; 0 if there is no formula."""
     imbalance_ms: float
     total_ms: float
     num_microbatches: int
@@ -83,7 +84,8 @@ class Bubble:
     stages_by_rank: Mapping[int, tuple[int, ...]]
     work_ms_by_stage: Mapping[int, float]
     heaviest_stage: int | None
-    """The stage with the most work, of those on the pp rank with the most work; None if all are nearly equal."""
+    """The stage with the most work, of those on the pp rank with the most work; None if no pp rank has clearly more
+    work than the mean throughout the run."""
     surplus_ms: float
     """Work of that pp rank above the mean of all pp ranks, milliseconds per step."""
     surplus_ratio: float
@@ -98,7 +100,7 @@ class Bubble:
 
     @property
     def text(self) -> str:
-        """Describe the bubble in one sentence."""
+        """Describe the bubble, its excess and the stage to lighten, in one to four sentences."""
         expected = f"{self.schedule or 'the same order'} with equal stages has {100 * self.expected_ratio:.1f} %"
         parts = [f"The pipeline bubble is {100 * self.idle_ratio:.1f} % ({expected})."]
         if self.excess_ratio >= 0.005:
@@ -143,7 +145,8 @@ class Bubble:
 def load_pipeline(
     source: Source, attempt: int, ranks: Sequence[int], *, first_steps: int = 0, max_steps: int = 120
 ) -> Pipeline | None:
-    """The pipeline of `ranks` over at most `max_steps` steps, evenly, without its `first_steps`; None without any."""
+    """The pipeline of `ranks` over about `max_steps` evenly spaced steps, after its `first_steps` first steps; None if
+    there are none."""
     rank_list = ", ".join(map(str, ranks))
     kinds = ", ".join(f"'{kind}'" for kind in COMPUTATIONS)
     ((first, last),) = source.rows(

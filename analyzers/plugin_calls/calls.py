@@ -26,8 +26,8 @@ FAILED = "plugin-failed"
 
 
 def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) -> list[Finding]:
-    """The findings of one of the plug-in's analyses, and a finding of kind `records` if it failed or some were
-    refused.
+    """The findings of one of the plug-in's analyses, and findings of kind `records` if the analysis failed or if some
+    findings were refused.
     """
     try:
         found, refused = plugin.process.call("run", number, scope, source=source, form=partial(_judged, plugin))

@@ -32,8 +32,8 @@ _FIELDS = frozenset(one.name for one in fields(Finding))
 
 
 def checked_findings(returned: Any, kinds: Collection[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Return the findings as JSON values, and why others were refused. Raises TypeError if `returned`
-    is not a list."""
+    """Return the findings as JSON values, and why others were refused. Raises TypeError if `returned` is not an
+    iterable of findings."""
     if returned is None or isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
         raise TypeError(f"the analysis returned {type(returned).__name__} instead of a list of findings")
     accepted: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ def _is_key(key: Any) -> bool:
 
 def _plain(value: Any, where: str, depth: int = 0) -> Any:
     """Convert the value to JSON's types; numpy's numbers become Python's. Raises TypeError for a value of any other
-    type.
+    type, and ValueError for a value that is nested too deeply.
     """
     if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:
         value = value.item()

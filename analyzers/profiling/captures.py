@@ -1,4 +1,4 @@
-"""The captures of torch's profiler in a run, from its events: which traces there are, and what differs between ranks.
+"""The captures of torch's profiler in a run, from its events: the traces, and the differences between ranks.
 
     for capture in captures(EventLog.load(source, EVENTS)):
         capture["path"], capture["rank"], capture["parts_ms"]

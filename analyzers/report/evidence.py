@@ -50,7 +50,7 @@ def figures_of(kind: str) -> Figures:
 
 
 def _of_plugin(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Return the figures of a plug-in's finding, or one figure with the reason why there are none."""
+    """Return the figures of a plug-in's finding; if drawing fails, one figure with the reason."""
     plugin = plugin_of(finding.kind)
     if plugin is None or finding.kind not in plugin.explains.get("FIGURES", ()):
         return

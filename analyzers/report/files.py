@@ -1,8 +1,8 @@
-"""Write reports to a temporary name and rename them, so that no reader sees half of one.
+"""Write reports to a temporary name and rename them, so that no reader sees a half-written report.
 
     write_reports(store, diagnosis, manifest, html=Path("report.html"), markdown=Path("ticket.md"))
 
-Raises ReportError with one line where a file cannot be written.
+Raises ReportError with a message of one line if a file cannot be written.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class RankRow:
 
     rank: int
     state: str
-    """running, stopped, dead or ended."""
+    """running, stalled, stopped, dead or ended."""
     step: int | None = None
     doing: str = ""
     """Current phase or call in flight; empty once the rank has ended."""

@@ -5,9 +5,8 @@
 "No finding" is only meaningful if the check's input was recorded. Each analysis reports its own missing input; this one
 reports missing records that no analysis would notice, including columns that are all NULL.
 
-1. Records that `watch` could not sync are read here, and a power cut may lose them. `watch` writes an event only for
-   the first file with each kind of error, so more ranks than the named ones may be affected. Symbolic links do not
-   count as records.
+1. A power cut may lose records that `watch` could not sync. `watch` writes an event only for the first file with each
+   kind of error, so more ranks than the named ones may be affected. Symbolic links do not count as records.
 2. `watch` reads its host once a second: a gap between two readings, or after the last one, is a time without `watch`. A
    gap counts if ranks of that host began and finished steps in it, over at least `StallPolicy.unwatched_s`. Hosts with
    few readings are left out, because they do not show whether `watch` was running.
@@ -123,7 +122,7 @@ def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:
 
 
 def live_failures(source: Source) -> list[Finding]:
-    """One finding for each analysis and plug-in that failed while the run lived: `watch` did not judge it then."""
+    """One finding for each failure of an analysis or plug-in in the live run: `watch` did not judge its kinds then."""
     if not source.has("events"):
         return []
     rows = source.rows(

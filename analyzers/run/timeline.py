@@ -1,11 +1,11 @@
 """Timeline of a run: phases and moments, for the page on recovery.
 
     found = measure(store, now_ns=None)
-    found.phases        # (attempt, "training", begin_s, end_s), seconds since the run's begin
+    found.phases        # (attempt, "training", begin_s, end_s), seconds since the start of the run
     found.moments       # (seconds, attempt, "rollback", "step 40 to 30 from memory: ...")
 
-A phase is one of: start-up, training, repeating steps, silent, down, ending. Boundaries are what was recorded:
-the first and last step of an attempt, the events of the launcher and of the ranks.
+A phase is one of: start-up, training, repeating steps, silent, down, ending. Phases begin and end at recorded times:
+the first and last step of an attempt, and events of the launcher and the ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evidence and next step of advice on settings and on the start, one sentence each."""
+"""Evidence and next step of advice on settings and on start-up, one sentence each."""
 
 from __future__ import annotations
 

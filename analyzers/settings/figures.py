@@ -31,7 +31,7 @@ _WORDS = {"launch": "launch", "imports": "processes and imports", "setup": "mode
 
 
 def startup(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The parts of a start, rank by rank."""
+    """The parts of a start-up, by rank."""
     if lacking(source, steps=("start_ns",), ranks=("wall_ns",), events=("wall_ns",)):
         return
     start = next((one for one in measure(source) if one.attempt == (finding.attempt or 0)), None)
@@ -64,8 +64,8 @@ def configuration(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def _pieces(by_rank: Mapping[str, Mapping[int, float]], accused: Set[int] = frozenset()) -> Figure:
-    """Stacked bars of seconds, in the order of the parts. If there are many ranks, only those that took longest, the
-    slowest on top.
+    """Stacked bars of seconds, in the order of the parts: the accused ranks on top, then those that took longest. If
+    there are many ranks, the others are left out.
     """
     total: dict[int, float] = {}
     for seconds_by_rank in by_rank.values():

@@ -3,7 +3,7 @@
     state = AdviceState()
     for finding in live_advice(store, state, run.manifest, now_ns): ...     # each piece once
 
-1. Wait until the newest attempt has finished as many steps as the policy names first, then for each further number.
+1. Wait until the newest attempt has finished as many steps as the next number in the policy's `at_steps`.
 2. Run the analyses that advise (`Analysis.advises`) over its newest steps.
 3. Return the advice whose kind and cause were not returned before; a restart of the ranks repeats nothing.
 """

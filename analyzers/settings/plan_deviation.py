@@ -48,7 +48,7 @@ class PlanDeviation:
 
     @property
     def as_planned(self) -> bool:
-        """True within the tolerance of `PlanPolicy`."""
+        """True if the two differ by at most `SHARED.equal_ratio`."""
         return abs(self.ratio - 1) <= SHARED.equal_ratio
 
 
@@ -90,7 +90,7 @@ def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
 
 
 def _waits_for_host_ratio(source: Source) -> float:
-    """Share of the stamped steps in which devices waited for their hosts; 0 if no step was stamped."""
+    """Share of a stamped step in which its device waited for its host (median); 0 if no step was stamped."""
     places = (*OWN_PHASES, *GAPS)
     if lacking(source, steps=("stamped_steps", "duration_ns")):
         return 0.0

@@ -8,7 +8,7 @@
 | launch | `run_started` (or the end of the attempt before) | `attempt_started`: rendezvous, and waiting for nodes |
 | imports | `attempt_started` | a rank's first record: process start, imports, the first connection |
 | setup | its first record | its first step: model, data, process groups, loading a checkpoint |
-| first_step | | its first step beyond the usual one: compilation, autotuning, caches |
+| first_step | | excess of its first step over a usual step: compilation, autotuning, caches |
 
 A piece is reported if it takes at least `slow_s`, and at least `saving_ratio` of the run. If one rank took much longer
 for the piece than the median rank, that rank is named, because all ranks wait for it in the first collective. Examples
@@ -56,7 +56,7 @@ class Startup:
 
 
 def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = None) -> list[Finding]:
-    """One finding for each part that is slow and the slowest one in the start-up of some attempt."""
+    """At most one finding per part of the start-up, if in some attempt this part is slow and takes longest."""
     policy = policy or StartupPolicy()
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):

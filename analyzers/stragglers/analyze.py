@@ -4,14 +4,14 @@
         finding.ranks, finding.cause, finding.first_step, finding.evidence["pattern"]
 
 1. `peer_comparison` finds ranks that are persistently slower than their peers, in computing, in data or between phases;
-   `past_comparison` those that became slower than they were, where no other rank has the same work.
+   if no other rank has the same work, `past_comparison` finds ranks that became slower than they were.
 2. `corroboration` compares CPU time, waits for a core, garbage collections and tokens: if another process took the
    rank's core (`host`) or its sequences are longer (`sequence_length`), its device is not slow. `device_comparison`
-   reads its GPU: a clock below those of its peers is the cause (`gpu_clock`). `onset` dates a rank that computes more
-   by its CPU time.
+   reads its GPU: a clock below those of its peers is the cause (`gpu_clock`). If the rank computes more, `onset` finds
+   the first slow step from its CPU time.
 3. `suspects` joins ranks of one node and ranks that are slow in turn, and names the pattern in time.
-4. `slow_link_findings`: persistently slow transfers of a group point to a link or a rank, unless one of its ranks is
-   slow at the same time for a cause that explains them.
+4. `slow_link_findings` reports persistently slow transfers of a group, which point to a link or a rank, unless one of
+   the group's ranks is slow at the same time for a cause that explains them.
 5. Evidence: excess per phase, how often the rank arrived last in its collectives, and how long step and run would be
    without it (`cost`).
 """
@@ -74,7 +74,7 @@ _GAPS_OF_GPUS = "The time between phases was not compared over ranks: on a GPU i
 def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = None) -> list[Finding]:
     """Report stragglers with cause compute, data, host, sequence_length, gpu_clock or communication, by attempt.
 
-    While the run lives, it reports only those that are slow now and that cause the slowdown.
+    In a live run only stragglers that are slow now and cause the slowdown are reported.
     """
     policy = policy or StragglerPolicy()
     if missing_tables(source, "steps"):
@@ -110,7 +110,7 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
 
 
 def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tuple[list[Finding], list[Suspect]]:
-    """Report slow ranks in the steps of `timings`, which may be a part of an attempt; with the suspects behind them."""
+    """Return findings and suspects for the slow ranks in the steps of `timings`, which may be a part of an attempt."""
     slow = [*find_stragglers(timings, policy), *find_slower_than_before(timings, policy)]
     if timings.is_on_device:
         slow = [one for one in slow if not _is_host_as_peers(source, timings, one)]
@@ -127,9 +127,9 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
 
 
 def _is_part_of(suspect: Suspect, work: Straggler) -> bool:
-    """Return True if a suspect is the same rank as `work` and covers only part of its steps: the rank is slow by its
-    work or its wait for a core. On a busy machine a rank that computes more also waits longer for a core, but its wall
-    time may show this later, or in fewer steps, than its CPU time.
+    """Return True if a suspect is the rank of `work`, slow because of its work or its waits for a core, in only a part
+    of the steps of `work`. On a busy machine a rank that computes more also waits longer for a core, but its wall time
+    may show this later, or in fewer steps, than its CPU time.
     """
     slow = suspect.worst
     is_work = suspect.cause == "compute" or (suspect.cause == "host" and suspect.reason == "core")
@@ -158,8 +158,8 @@ def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
 
 
 def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler) -> bool:
-    """Return True if a rank's excess may come from waiting for a slower one, like that of a slow shard's partners in
-    their other groups. Calls give only a lower bound of waiting, so the rank's own slowness is not proven.
+    """Return True if a rank's excess may be time in which it waited for a slower rank. For example, the partners of a
+    slow shard are late in their other groups. Calls give only a lower bound of waiting, so this cannot be excluded.
     """
     first, last = max(one.first_step, slower.first_step), min(one.last_step, slower.last_step)
     if one.rank == slower.rank or first > last or one.excess_ms >= slower.excess_ms:
@@ -230,8 +230,8 @@ def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
 def _with_onset(
     source: Source, timings: Timings, slow: Straggler, counters: Counters, policy: StragglerPolicy
 ) -> Straggler:
-    """Date a rank by the place that holds its excess, else by its CPU time where that shows that it computes more than
-    its peers."""
+    """Find the rank's first slow step from the place that holds its excess. If no place does and the rank has more CPU
+    time than its peers, find the step from the CPU time."""
     peers = _peers_of(timings, slow) if slow.has_peers else []
     waits = None if timings.is_on_device else core_waits(source, timings, np.arange(len(timings.ranks)))
     slow = without_delays(timings, slow, peers, waits)

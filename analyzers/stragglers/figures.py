@@ -23,7 +23,7 @@ from analyzers.stragglers.throughput import step_times
 __all__ = ["FIGURES", "link", "shared_time", "work"]
 
 WINDOW_STEPS = SHARED.block_steps
-"""Number of steps over which a point is the median transfer."""
+"""Number of steps per point; a point is the median transfer of these steps."""
 
 
 def rank_or_link(source: Source, finding: Finding) -> Iterator[Drawing]:

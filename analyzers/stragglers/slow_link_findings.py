@@ -1,6 +1,6 @@
 """Findings of slow links: kind `straggler`, cause `communication`.
 
-Not reported are:
+These links are not reported:
 
 * a link of a rank that is slow at the same time for a cause that also slows its transfers,
 * a link that is only slower than before while its ranks wait for cores, because transfers through the host wait too,
@@ -68,7 +68,7 @@ def _outlasts_bursts(timings: Timings, link: SlowLink, policy: StragglerPolicy) 
 
 
 def _is_crowded(source: Source, attempt: int, link: SlowLink) -> bool:
-    """Return True if the ranks of a link waited for cores for a good part of their CPU time meanwhile."""
+    """Return True if, while a link was slow, its ranks waited for cores for a good part of their CPU time."""
     ranks = ", ".join(map(str, link.ranks[:MAX_RANKS]))
     ((ratio,),) = source.rows(
         "SELECT sum(run_delay_ns) / nullif(sum(cpu_ns), 0) FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? "

@@ -4,8 +4,8 @@
     host_place(source, attempt=0, slow=straggler, peers=[0, 1, 2])       # ("after_optimizer", 30.0), or ("", 0.0)
     evidence |= slow_line(log, attempt=0, rank=1)      # {"line": "train.py:57 step", "line_share_ratio": 0.85, ...}
 
-1. The step's columns cover forward, backward and optimizer; sampling or scoring completions falls into a gap between
-   them, and spans show which it is. Of two nested spans the shorter one is more specific.
+1. The step's columns cover forward, backward and optimizer. Sampling or scoring completions falls into a gap between
+   these phases, and spans show which named phase it is. Of two nested spans the shorter one is more specific.
 2. On a GPU, calls show that a rank is slow, but not where. Spans show the host's phases and gaps: a host that sleeps or
    computes there makes its device late. But a loop that reads a value back also waits there for its device, and
    longer if the device is slow. A place in which the peers also spend time is therefore not named.
@@ -126,8 +126,8 @@ def host_places_by_step(
 
 
 def _places_sql(source: Source, attempt: int) -> str:
-    """Relation `sums`: phases and gaps of each rank and step. A gap is named by the phase that follows, as the step
-    clock does. The duration of a stamped step is its device's: on its host it ends where the next one begins."""
+    """Relation `sums`: phases and gaps of each rank and step. A gap is named after the phase that follows it, as in the
+    step clock. A stamped step has the duration of its device; on the host it ends where the next step begins."""
     finish = "start_ns + duration_ns"
     if is_stamped(source, attempt):
         has_next = "stamped_steps > 0 AND lead(step) OVER in_order = step + 1"

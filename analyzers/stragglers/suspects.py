@@ -3,9 +3,9 @@
     for suspect in suspects(stragglers, counters, nodes, first_step=6):
         suspect.ranks, suspect.cause, suspect.reason, suspect.pattern, suspect.node
 
-1. Counters corroborate or change the cause of each slow rank (`corroboration`). A rank is no suspect if it waits for a
-   core as its peers do or as all ranks do at other times, or if its excess is small against the waits on a crowded
-   machine, where healthy ranks differ as much.
+1. Counters corroborate or change the cause of each slow rank (`corroboration`). A rank is not a suspect if it waits for
+   a core as its peers do or as all ranks do at other times, or if its excess is small compared with the waits on a
+   crowded machine, where healthy ranks differ as much.
 2. A rank that is slow in several phases because of its host is one suspect, not several.
 3. If most ranks of a node are slow at the same time for the same cause, the node is the suspect; a single node cannot
    be compared with others.

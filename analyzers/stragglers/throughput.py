@@ -75,7 +75,7 @@ class Change:
 
 
 def step_times(source: Source, attempt: int | None = None, *, first: int = 0) -> StepTimes | None:
-    """Read the times of an attempt's steps (default: the newest) from `first` on; None without any."""
+    """Read the times of the steps of an attempt (default: the newest) from `first` on; None if there are none."""
     if missing_tables(source, "steps"):
         return None
     ((newest, num_rows),) = source.rows("SELECT max(attempt), count(*) FROM steps WHERE duration_ns IS NOT NULL")
@@ -121,7 +121,7 @@ def throughput_drops(source: Source, scope: Scope, policy: ThroughputPolicy | No
 def between(before: StepTimes, after: StepTimes, policy: ThroughputPolicy | None = None) -> Change | None:
     """Compare the time of a token (or step); None with fewer than three blocks of steps in either.
 
-    The interval is that of the ratio of medians over resampled blocks: neighbouring steps are not independent.
+    The interval is computed from medians over resampled blocks, because neighbouring steps are not independent.
     """
     policy = policy or ThroughputPolicy()
     per_token = bool((before.tokens > 0).all() and (after.tokens > 0).all())
@@ -169,7 +169,7 @@ def regression(change: Change) -> Finding | None:
 
 
 def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
-    """Search the onset of a lasting drop, and test it."""
+    """Find the onset of a lasting drop, and test the drop."""
     shared = times.shared[policy.skip_first :]
     blocks = _blocks(shared, policy.block)
     num = len(blocks)

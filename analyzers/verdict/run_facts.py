@@ -194,7 +194,7 @@ def _steps(source: Source, views: Views) -> dict[str, Any]:
 
 
 def _validation(source: Source) -> dict[str, Any] | None:
-    """The lowest and the last validation loss; None without an evaluation."""
+    """The lowest and the last validation loss; None if there was no evaluation."""
     found = evaluations(source)
     if not found:
         return None

@@ -2,8 +2,8 @@
 
     verdict(findings, facts, what_if)      # "No problems found (200 steps, 4 ranks)."
 
-It claims no more than the evidence. If too much of a run's time was not measured or not compared, it does not say "no
-problems found". A gain in the what-if that no finding explains is mentioned, with the advice that explains it.
+The verdict claims no more than the evidence. If too much of a run's time was not measured or not compared, it does not
+say "no problems found". It mentions a gain in the what-if that no finding explains, with the advice that explains it.
 """
 
 from __future__ import annotations
@@ -120,8 +120,7 @@ def _unstarted(facts: Mapping[str, Any]) -> str:
 
 
 def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings; those of each kind of a plug-in, which may be many, are folded into one with the first sentence and
-    their number."""
+    """Fold the findings of each kind of a plug-in, which may be many, into one: its first sentence and their number."""
     shown = []
     for finding in folded(findings, MAX_IN_VERDICT):
         text, note, _ = finding.summary.rpartition(" (") if finding.kind not in OUR_KINDS else ("", "", "")

@@ -14,7 +14,7 @@
 5. Time in which no recorded work ran (between steps, or unaccounted time within a step) is *launch delay*: kept as
    measured, and zero in the ideal.
 
-Only durations of one rank are used; clocks are compared nowhere.
+Only durations within one rank are used. The clocks of different ranks are never compared.
 """
 
 from __future__ import annotations
@@ -262,8 +262,7 @@ def _calls(graph: Graph, calls: dict[str, Any]) -> list[int]:
 
 
 def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows: dict[str, Any]) -> None:
-    """Add the programs, rank by rank and step by step: posts and ends of waits in order of time, with the work between
-    them."""
+    """Add the programs, rank by rank and step by step: posts and waits in order of time, with the work between them."""
     rank, step = ints(rows["rank"]), ints(rows["step"])
     start, end = ints(rows["start_ns"]), ints(rows["start_ns"]) + ints(rows["duration_ns"])
     missing = ints(rows["delay_ns"])
@@ -309,7 +308,7 @@ def _rows_by_step(calls: dict[str, Any]) -> dict[tuple[int, int], Ints]:
 
 
 def _events(calls: dict[str, Any], numbers: Sequence[int], own: Ints) -> list[tuple[int, str, int, int]]:
-    """Return (time, post or wait, call, nanoseconds waited) of one rank's step, in order."""
+    """Return (start time, "post" or "wait", call, nanoseconds waited) for one rank's step, in order."""
     events: list[tuple[int, str, int, int]] = []
     for row in own:
         call = numbers[row]

@@ -111,7 +111,7 @@ def exceeds_error(speedup: float, error_ratio: float | None) -> bool:
 
 
 def measure(source: Source, policy: WhatIfPolicy | None = None) -> WhatIf | None:
-    """Measure the newest attempt that has enough steps of two ranks or more; None without one."""
+    """Measure the newest attempt that has enough steps of two ranks or more; None if there is none."""
     policy = policy or WhatIfPolicy()
     if lacking(source, steps=("step", "start_ns", "duration_ns")):
         return None

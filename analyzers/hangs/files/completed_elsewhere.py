@@ -1,14 +1,15 @@
-"""A hang in dumps whose call other members completed: a device has stopped, not the network.
+"""Hangs in dumps in which other members completed the call, so a device has stopped and not the network.
 
     hang = with_stuck_device(hang, world)
 
-1. The oldest open call of every dumped rank in each of its groups is examined, if no rank can complete its operation
-   before all have entered it. This applies if the hang analyzer found no rank that stayed away (`all_entered`), only
-   ranks without a dump (`not_seen`), or the same devices, according to dumps that record which calls started.
+1. For every dumped rank and each of its groups, the oldest open call is examined if no rank can complete the operation
+   before all ranks have entered it. This is only done if the hang analyzer found that no rank stayed away
+   (`all_entered`), that only ranks without a dump did (`not_seen`), or that the same devices are stuck
+   (`device_stuck`, from dumps that record which calls started).
 2. A member has completed the call if it has no open call up to that number, and has later calls or a completed call at
-   that number. So the call's data had arrived everywhere.
-3. So the members in which the call is open have a local problem: a kernel that does not end, a lost GPU, a stopped
-   watchdog. There may be several, in calls of different groups.
+   that number. The call's data had then arrived everywhere.
+3. The members in which the call is still open therefore have a local problem: a kernel that does not end, a lost GPU, a
+   stopped watchdog. Several members may have one, in calls of different groups.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MAX_CALLS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LeftCall:
-    """A call that `completed` have left and `stuck` have not."""
+    """A call that the ranks `completed` have left and the ranks `stuck` have not."""
 
     call: Call
     stuck: tuple[int, ...]
@@ -44,7 +45,7 @@ class _LeftCall:
 
 
 def with_stuck_device(hang: Finding, world: DumpedWorld) -> Finding:
-    """The finding with cause `device_stuck` where other members completed the call; unchanged otherwise."""
+    """The finding with cause `device_stuck` if other members completed the call; otherwise unchanged."""
     if hang.cause not in ("all_entered", "not_seen", "device_stuck"):
         return hang
     left = _fewest(_left_calls(world), (hang.evidence.get("process_group"), hang.evidence.get("seq")))
@@ -122,7 +123,7 @@ def _is_in(world: DumpedWorld, call: Call, rank: int, completed: Sequence[int]) 
 
 
 def with_calls_of_each(hang: Finding, world: DumpedWorld) -> Finding:
-    """Add to the finding the call in which each culprit is awaited, if these calls differ."""
+    """Add to the finding the call in which the other ranks wait for each culprit, if these calls differ."""
     awaited: dict[int, str] = {}
     for wait in waits_of(world.view):
         if wait.awaited in hang.ranks:

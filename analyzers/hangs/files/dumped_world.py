@@ -23,7 +23,7 @@ MARGIN_NS = 60 * 10**9
 FIRST_WALL_NS = 10**18
 """September 2001: earlier times are not wall-clock times, but for example a host's uptime."""
 LONGEST_SILENCE_NS = 3 * 86_400 * 10**9
-"""If a file was written more than this after its newest record, it is a copy, because no rank waits longer."""
+"""A file that was written more than this time after its newest record is a copy, because no rank waits longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,8 @@ def dumped_world(dumps: Sequence[RankDump]) -> DumpedWorld:
 def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]:
     """Time at which the dumps were written, from the files' modification times, and True if it is plausible.
 
-    A watchdog dumps when a call times out, so a much later time means that the file is a copy. Then, or if the records
-    have no times, the silence of the ranks is unknown.
+    A watchdog dumps when a call times out, so a much later modification time means that the file is a copy. The silence
+    of the ranks is unknown for a copy, and for records without times.
     """
     last_ns = view.last_ns
     if last_ns < FIRST_WALL_NS:

@@ -3,11 +3,11 @@
     dumps = FILES.read(survey(folder))
     hangs_of_dumps(dumps)[0].summary  # "Rank 1 did not reach all_reduce #6 (group world:0-1): stuck in user..."
 
-A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog timed out, or
-if ranks made different calls at the same place. Dumps of a healthy run give no finding.
+A hang has status `fired` if the ranks were silent for longer than the limit when they were dumped, if a watchdog timed
+out, or if ranks made different calls at the same place. Dumps of a healthy run give no finding.
 
 The rows of the dumps are judged like those of a recorded run (`hang_of_attempt`). This module adds what is special to
-dumps: ranks without one, a time of writing instead of an end of the run, and ring buffers that overwrote calls.
+dumps: ranks without a dump, a write time instead of the end of the run, and ring buffers that overwrote calls.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 The traces have no times and end where the observer was stopped, so fewer calls on one rank mean nothing. Different
 calls under one number are a mismatch: proven if the process group numbers them, suspected if they were only counted.
-They do not show whether calls ended, so they are not read into `collectives`, where a row without an end is a call in
-flight.
+The traces do not show whether calls ended, so they are not read into `collectives`, where a row without an end is a
+call in flight.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Causes that log lines about collectives name: mismatches, ranks that did not make the call, calls that did not end.
 
-Ranks named by TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's desync report, monitoredBarrier and NCCL's RAS are proven. gloo's
-timeouts name no call, so a rank that prints no timeout is a suspect. Lines of NCCL's watchdogs are compared in
-`watchdogs`.
+Ranks named by TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's desync report and monitoredBarrier are proven; ranks named by
+NCCL's RAS are suspects. gloo's timeouts name no call, so a rank that prints no timeout is a suspect. Lines of NCCL's
+watchdogs are compared in `watchdogs`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
 
 
 def _trace_culprits(book: LogBook) -> Iterator[Candidate]:
-    """Ranks that torchfrtrace lists because they differ from the first rank; if that is the faulty one, most others."""
+    """Ranks that torchfrtrace lists because they differ from the first rank. If it lists more than half of all ranks,
+    the others are named instead."""
     lines = [entry for entry in book.of("trace_culprits") if entry.ranks()]
     if not lines:
         return
@@ -121,7 +122,7 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
 def _stalled(book: LogBook) -> Iterator[Candidate]:
     """Horovod repeatedly lists the ranks that have not submitted a tensor; the last list is the final state."""
     lines = [entry for entry in book.of("stalled_ranks") if entry.ranks() or entry.ranks("ready")]
-    lines = lines if lines and relevance(lines[-1], book) != "survived" else []  # it was only slow
+    lines = lines if lines and relevance(lines[-1], book) != "survived" else []  # the rank was only slow
     if lines and (apart := lines[-1].text("apart")):
         lacking = ", ".join(f"rank {one.replace(': ', ' not ', 1)}" for one in apart.split("; "))
         yield from_lines(
@@ -221,7 +222,8 @@ _DIFFERENCES = {
 
 
 def _detail(book: LogBook) -> Iterator[Candidate]:
-    """Each rank reports how it differs from one other. Name the rank that differs from most, or both of two."""
+    """Each rank reports how it differs from one other rank. Name the rank that differs from most, or both if there are
+    only two."""
     lines = list(book.of("collective_mismatch"))
     if not lines:
         return

@@ -3,15 +3,15 @@
 1. The loss of each committed step (the last time it ran), from the lowest rank that has one.
 2. Take medians of blocks of `block_steps` steps, counted from step 1, so that live and post-mortem blocks are the same.
 3. The loss diverges at a block if the last three blocks rise in succession, the lowest block is earlier, the rise above
-   that one exceeds both `rise_ratio` and `certain_sigmas` times the noise of a block's median, and no single block
-   accounts for most of it. The noise is estimated from the differences of neighbouring steps, which a trend hardly
-   affects.
+   the lowest block exceeds both `rise_ratio` and `certain_sigmas` times the noise of a block's median, and no single
+   block accounts for most of the rise. The noise is estimated from the differences of neighbouring steps, which a trend
+   hardly affects.
 4. Logarithms are compared. A loss that is not always positive has no logarithm and no natural scale: its differences
    are compared, and the rise must be `beyond_few_factor` times the range of its medians up to the lowest one.
 
-The loss of an attempt that trains a policy is not a measure of progress (`analyzers.numerics.policy_loss`).
+Attempts that train a policy are not judged, because their loss does not measure progress (`numerics.policy_loss`).
 
-A jump that stays is a loss spike with cause divergence: a climb that such a spike explains is not reported again.
+A jump that stays is a loss spike with cause divergence. A climb that such a spike explains is not reported again.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def _explains(spike: Finding, attempt: int, rise: Rise, reach_steps: int) -> boo
 
 
 def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = DivergencePolicy()) -> Rise | None:
-    """Find the climb of a loss (by step), from the step at which it is certain to its end; None if there is none."""
+    """Find the climb of a loss, given by step: from the block after the lowest one to the end of the climb, once it is
+    certain. None if there is no climb."""
     is_signed = min(losses.values(), default=1.0) <= 0
     to_scale, from_scale = (float, float) if is_signed else (math.log, math.exp)
     scaled = {step: to_scale(loss) for step, loss in losses.items()}
@@ -144,7 +145,7 @@ def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = Divergence
 
 
 def _least_rise(lowest: _Lowest, policy: DivergencePolicy, *, is_signed: bool) -> float:
-    """Smallest rise over the lowest block, in the scale of the blocks."""
+    """Smallest rise above the lowest block that counts, in the scale of the blocks."""
     if not is_signed:
         return math.log1p(policy.rise_ratio)
     return SHARED.beyond_few_factor * lowest.range_before if lowest.number >= SHARED.many_values else math.inf
@@ -187,7 +188,7 @@ class _Lowest:
 
 
 def _lowest_so_far(levels: Sequence[float]) -> Iterator[_Lowest]:
-    """The lowest block so far, for each block: one pass, since a long run has thousands of them."""
+    """For each block, the lowest block up to it. Computed in one pass, because a long run has thousands of blocks."""
     number, largest, highest, span = 0, 0.0, -math.inf, 0.0
     for newest, level in enumerate(levels):
         highest = max(highest, level)
@@ -218,7 +219,7 @@ class _Noise:
 
 
 def rise_finding(attempt: int, rise: Rise) -> Finding:
-    """The finding on a climb; `noise_z` is NaN if there are too few lines to estimate their noise."""
+    """The finding on a climb; `rise.noise_z` is NaN if there are too few losses to estimate their noise."""
     ratio = rise.high_loss / rise.low_loss - 1 if rise.low_loss > 0 else None
     share = "" if ratio is None else f" ({rise_text(ratio)})"
     return Finding(

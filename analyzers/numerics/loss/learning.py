@@ -35,15 +35,15 @@ class LossFall:
 
     @property
     def margin_ratio(self) -> float:
-        """The drop in units of the noise; infinite without any noise."""
+        """The drop in units of the noise; infinite if there is no noise."""
         return self.drop_nat / self.noise_nat if self.noise_nat else float("inf") * (self.drop_nat or 0.0)
 
 
 def loss_fall(losses: Sequence[float]) -> LossFall | None:
     """Fall of finite `losses` in the order of training; None for fewer than twice `SHARED.min_steps`.
 
-    The noise is the robust spread (MAD) of differences between neighbours over sqrt(2), which the trend of a falling
-    loss hardly touches.
+    The noise is the robust spread (MAD) of differences between neighbours, divided by sqrt(2). The trend of a falling
+    loss hardly affects it.
     """
     if len(losses) < 2 * SHARED.min_steps:
         return None

@@ -1,4 +1,4 @@
-"""Printed losses and gradient norms that are not finite, and steps that were skipped because of it."""
+"""Printed losses and gradient norms that are not finite, and steps that were skipped because of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analyzers.policy import SHARED
 __all__ = ["DO", "exhausted_scale", "nonfinite", "nonfinite_evaluations", "skipped_steps"]
 
 MANY = 40
-"""Number of lines of a kind from which on the log reader may have dropped further ones."""
+"""If a log has this many lines of one kind, the log reader may have dropped further ones."""
 _WARM_UP = LossScalePolicy().warm_up_steps
 DO = (
     "Inspect the data, the learning rate and the update before it. In fp16 try bf16; torch.autograd.set_detect_anomaly "
@@ -90,7 +90,7 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def nonfinite_evaluations(lines: Sequence[LogLine], *, has_losses: bool) -> list[Finding]:
-    """Report losses of evaluations that are not finite. `has_losses`: the training's losses are known, and finite."""
+    """Report evaluation losses that are not finite. `has_losses`: the training losses are known and finite."""
     if not lines:
         return []
     first, num = lines[0], len(lines)
@@ -121,7 +121,7 @@ def nonfinite_evaluations(lines: Sequence[LogLine], *, has_losses: bool) -> list
 
 
 def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Report a printed fp16 loss scale that fell to its floor: gradients overflow at any scale."""
+    """Report a printed fp16 loss scale that fell to `LOWEST_SCALE` or less: gradients overflow at any scale."""
     rows = sorted(
         (row for row in steps if (row.get("loss_scale") or 0) > 0), key=lambda row: row["step"]
     )  # -1: unknown

@@ -4,8 +4,8 @@
     spike.samples[0].text, spike.ranks[0].jump_ratio, spike.layers[0].factor, spike.unknown
 
 1. If the step ran again after a rollback, take the execution with the highest loss. Compare it with the level before
-   the spike in the spike's finding, or without a finding with the median loss of the `LEVEL_WINDOW` committed steps
-   before it.
+   the spike as given in the spike's finding. If there is no finding, compare it with the median loss of the
+   `LEVEL_WINDOW` committed steps before it.
 2. Data ranks: the loss of each at the step minus its earlier median, and its share of the total rise. Ranks that read
    the same rows count once.
 3. Samples: the loss of each sequence from the replay of a refused step (`analyzers.numerics.replay_result`), and its
@@ -185,7 +185,7 @@ def _spike_at(source: Source, attempt: int, step: int, loss: float) -> Finding |
 
 
 def _mean_loss(source: Source, attempt: int, step: int, execution: int) -> float:
-    """Mean loss over the ranks in one execution of a step, which the detector judged."""
+    """Mean loss over the ranks in one execution of a step: the value that the detector judged."""
     ((loss,),) = source.rows(
         """
         WITH own AS (
@@ -199,7 +199,7 @@ def _mean_loss(source: Source, attempt: int, step: int, execution: int) -> float
 
 
 def _execution(source: Source, attempt: int, step: int, start_ns: int) -> int:
-    """Index of this execution among those of the step with a loss, from 0, on the rank that reports it."""
+    """Index (from 0) of this execution among the step's executions with a loss, on the rank that reports it."""
     ((execution,),) = source.rows(
         "SELECT count(loss) FROM steps WHERE attempt = ? AND step = ? AND start_ns < ? AND rank = "
         "(SELECT min(rank) FROM steps WHERE attempt = ? AND step = ? AND start_ns = ?)",
@@ -219,7 +219,7 @@ def _level_before(source: Source, attempt: int, start_ns: int) -> float:
 
 
 def _ranks(source: Source, attempt: int, step: int, execution: int, since: int) -> tuple[RankShare, ...]:
-    """Shares of the data ranks. `since`: first step of the spike, before which their losses were usual."""
+    """Shares of the data ranks. `since`: first step of the spike; the losses before that step were usual."""
     rows = source.rows(
         """
         WITH own AS (

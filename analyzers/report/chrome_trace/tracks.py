@@ -18,7 +18,7 @@ from analyzers.source import Source
 __all__ = ["ATTEMPTS", "CALLS", "EVENTS", "PHASES", "RUN", "STAGES", "STEPS", "Tracks", "places_of"]
 
 RUN = 1_000_000
-"""Process of the run; those of nodes follow it."""
+"""Process number of the run; the numbers of the nodes follow."""
 EVENTS, ATTEMPTS = 0, 1
 """Threads of the run."""
 STEPS, PHASES, STAGES, CALLS = 0, 1, 100, 1000

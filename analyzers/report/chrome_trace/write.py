@@ -1,4 +1,4 @@
-"""A run as a Chrome trace: opens in a Perfetto UI or chrome://tracing.
+"""A run as a Chrome trace, which opens in the Perfetto UI or chrome://tracing.
 
     write_trace(store, Path("trace.json.gz"), steps=(38, 42), compressed=True)
 
@@ -92,7 +92,7 @@ def _attempts(
 
 
 def _instants(source: Source, choice: TraceChoice, clock: TraceClock, tracks: Tracks) -> Iterator[dict[str, Any]]:
-    """Events of the run; of chosen steps also those without a step that happened during them."""
+    """Events of the run. If steps are chosen: their events, and events without a step that happened during them."""
     window = choice.window(source)
     for event in story(source, limit=5_000):
         if not choice.contains(event) or event.wall_ns < clock.zero_ns:

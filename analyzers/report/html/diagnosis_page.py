@@ -3,7 +3,7 @@
     page = render(store, diagnosis, run.manifest())
     path.write_bytes(page)
 
-`page_frame` is the frame, this module its content.
+`page_frame` makes the frame of the page, this module its content.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _where(finding: Finding, closed: str) -> str:
 
 
 def _texts(finding: Finding) -> list[tuple[str, list[str]]]:
-    """Stacks, messages and tracebacks, folded away."""
+    """Stacks, messages and tracebacks, which are collapsed at first."""
     found = stack_texts(finding.evidence)
     message = finding.evidence.get("message")
     if isinstance(message, str) and message.strip():
@@ -352,7 +352,7 @@ def _detail(detail: Mapping[str, Any]) -> str:
 def pipeline_sections(
     source: Source, findings: Sequence[Finding], place: Callable[..., PlacedFigure]
 ) -> Iterator[Section]:
-    """The section of the HTML page; none without a pipeline. `place` puts a figure onto the page."""
+    """The section on pipelines; none if the bubble was not measured. `place` puts a figure onto the page."""
     found = bubble_of(findings)
     if found is None or found.attempt is None or found.last_step is None:
         return

@@ -165,7 +165,7 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
         if name in ONE_PER_ROW and isinstance(value, (list, tuple)):
             rows += [(label_of(name), str(each)) for each in value]
             continue
-        if name in ("op", "seq") and has_numbers:  # the first rank's line only
+        if name in ("op", "seq") and has_numbers:  # they describe the call in the first rank's line only
             continue
         if name == "reason" and str(value) in finding.summary:
             continue
@@ -176,8 +176,8 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
 
 
 def saves_line(interval: Mapping[str, Any], num_steps: Any) -> str:
-    """The suggested checkpoint interval, whether the run lasted that long, and its basis. Empty if the failure rate is
-    assumed and the run was shorter: the suggestion is meaningless for a short trial.
+    """The suggested checkpoint interval, whether the run lasted that long, and the basis of the suggestion. Empty if
+    the failure rate is assumed and the run was shorter, because the suggestion is meaningless for a short trial.
     """
     if is_number(num_steps) and interval["steps"] > num_steps and not interval["num_failures"]:
         return ""
@@ -314,7 +314,7 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
     from rich.table import Table
 
     step = 2 if width >= 80 else 1
-    pair_width = width // step - 4  # of a name and its value, without the gaps after them
+    pair_width = width // step - 4  # width of a name and its value, without the gaps after them
     name_width = min(max((len(name) for name, _ in rows), default=0), 24, pair_width // 2 + 2)
     value_width = min(24, pair_width - name_width)
     table = Table.grid(padding=(0, 2))

@@ -1,4 +1,4 @@
-"""Table of ranks for a terminal, as `rankscope top` shows it: a row per rank, healthy ones folded where they don't fit.
+"""Table of ranks for a terminal, as in `rankscope top`: one row per rank. If they do not fit, healthy ranks are folded.
 
     console.print(rank_table(rank_rows(store, findings, now_ns=now_ns), heading, max_rows=40))
 
@@ -43,7 +43,7 @@ _NUMBERS = re.compile(r"#?\d[\d/,.:-]*")
 """Sequence numbers and ranks, which differ between ranks that do the same."""
 MAX_RANGES = 6
 _OPEN_S = 1.0
-"""Minimum duration (s) of an activity for being shown, because shorter ones change many times a second."""
+"""Minimum duration (s) of an activity that is shown, because shorter ones change many times a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Heading:
 
 
 def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> RenderableType:
-    """Draw the heading and at most `max_rows` rows; the rest are folded, with their range of values."""
+    """Draw the heading and at most `max_rows` rows; ranks without a row are folded into one row per group."""
     from rich.console import Group
 
     shown, groups = fold(found, max_rows)

@@ -1,5 +1,4 @@
-"""The present activity of a run's ranks, drawn for a terminal: for `rankscope top`, and below the bar of `rankscope
-train`.
+"""The present activity of a run's ranks, as `rankscope top` shows it, and `rankscope train` below its progress bar.
 
     drawn = draw_ranks(folder, name="runs/latest", height=40, now_ns=time.time_ns())
     console.print(drawn.table)
@@ -57,7 +56,7 @@ class RankScreen:
 class RanksNow:
     """The run's state, its findings in reading order, and its ranks.
 
-    `closed`: {id: why it is over}. Such findings come last; of a live run, those that ended last come first.
+    `closed`: {id: why it is over}. Closed findings come last, in a live run with the most recently closed one first.
     """
 
     state: RunState
@@ -125,7 +124,7 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: in
 
 
 def _reported(store: Store, attempt: int | None) -> tuple[list[Finding], dict[str, str]]:
-    """Findings that `watch` reported: open ones in the order of the report, then those that are over, with why."""
+    """Return the findings that `watch` reported, open ones first in reading order, and {id: why it is over}."""
     reports = [one for one in newest_reports(reported_findings(store)) if one.status in ("fired", "suspect", "ok")]
     why = {one.id: "over" if one.status == "ok" else why_closed(one, attempt) for one in reports}
     closed = {name: reason for name, reason in why.items() if reason}

@@ -44,7 +44,7 @@ def claims_gain(what_if: WhatIf) -> bool:
 
 
 def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
-    """The cost of all differences between ranks, and their causes. No gain within the error is claimed.
+    """The cost of all differences between ranks, and their causes. A gain within the error is not claimed.
 
     `findings`: those of the report, so that the line does not seem to contradict them or to repeat their gain.
     """
@@ -107,7 +107,7 @@ def bubble_of(findings: Sequence[Finding]) -> Finding | None:
 
 
 def pipeline_line(findings: Sequence[Finding]) -> str:
-    """The bubble, its excess over the schedule and the cause; empty without a pipeline."""
+    """The bubble, its excess over the schedule and the cause; empty if the bubble was not measured."""
     found = bubble_of(findings)
     return found.summary if found else ""
 

@@ -4,8 +4,8 @@
     finding_link(diagnosis.run, finding)     # with the address: https://ml.example.org/findings?run=...; or ""
     alert_links(manifest).runbook("hang-gil")       # "https://ml.example.org/runbook?section=hang-gil", or ""
 
-`rankscope dashboard` serves the pages. Where people reach it is in `alerts.dashboard_url` of the run, else in
-RANKSCOPE_DASHBOARD_URL. Without either setting there are no links, because possibly no dashboard is running.
+`rankscope dashboard` serves the pages. Its public address is `alerts.dashboard_url` of the run, else the environment
+variable RANKSCOPE_DASHBOARD_URL. Without either there are no links, because there may be no dashboard.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     queued[3, "world:0-7", "", None]        # number of the first call of that group that rank 3 has not started
     oldest_open_step(source, attempt=0, cut_ns=now_ns)     # the devices' step; hosts may be hundreds of steps ahead
 
-The host runs ahead of its device, so the rank may not have reached a call that its host has enqueued. NCCL's profiler
-plugin, or a flight recorder that times calls, tells the two apart; without these, nothing is returned here.
+The host runs ahead of its device, so the device may not have reached a call that its host has enqueued. Whether it has
+is known from NCCL's profiler plugin, or from a flight recorder that times calls; without these, nothing is returned.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def device_places(source: Source, attempt: int) -> frozenset[tuple[int, str]]:
 
 
 def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[QueueKey, int]:
-    """First call not yet started at `cut_ns` (epoch nanoseconds), for each rank and group that has one."""
+    """Number of the first call not yet started at `cut_ns` (epoch nanoseconds), for each queue that has one."""
     if missing_tables(source, "nccl_groups", "nccl_calls"):
         return {}
     rows = source.rows(

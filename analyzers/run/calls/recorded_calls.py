@@ -30,16 +30,15 @@ __all__ = [
 ]
 
 CallSite = tuple[str, str, str]
-"""Operation, caller and size of a collective: one source line may reduce all parameters of a model.
+"""Operation, caller and size of a collective. The size is needed because one source line may reduce all parameters.
 
-The size is the shape if that is recorded, else the number of bytes, because NCCL's plugin records neither shapes nor
-callers.
+It is the shape if that is recorded, else the number of bytes, because NCCL's plugin records neither shapes nor callers.
 """
 P2P = ("send", "recv")
 MAX_NAME = 40
 """Maximum number of characters of a group's name in a sentence: some names list all members."""
 KEPT_CALLS = 4
-"""Maximum calls in flight kept for each group or peer of a rank."""
+"""Maximum number of calls in flight that are kept for each group or peer of a rank."""
 _UNNAMED = r"regexp_matches(concat_ws(' ', op, process_group, dtype, shape), '(^| )\?[0-9]+( |$)')"
 """Operation of a call whose name was lost from `names.jsonl`: it cannot be compared with the calls of other ranks."""
 

@@ -3,7 +3,7 @@
     for rank, step, is_open, num_finished, last_ns in ends_of_steps(store, attempt, known_ranks, cut_ns):
         ...
 
-Pages and commands ask this for attempts with a hundred million rows; the answer lies in the last rows.
+Pages and commands need this for attempts with a hundred million rows, of which only the last ones are relevant.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ends_of_steps(
     3. Otherwise a rank, or its clock, is far behind the others, and the attempt is read whole.
     """
     until = "FROM steps WHERE attempt = ? AND start_ns <= ?"
-    # DuckDB skips blocks by their largest value for ORDER BY ... LIMIT 1, but not for max
+    # For ORDER BY ... LIMIT 1 DuckDB skips blocks by their largest value, but not for max
     ((newest_ns, num_rows),) = source.rows(
         f"SELECT (SELECT start_ns {until} ORDER BY start_ns DESC LIMIT 1), (SELECT count(*) {until})",
         [attempt, cut_ns, attempt, cut_ns],

@@ -9,10 +9,12 @@
    of torch.distributed, never ConnectionResetError), then the source file that the backend names in its message, then
    the innermost frame of the traceback and whether the rank was inside a collective. Of a chain of exceptions the
    original one is judged.
-3. An error inside a collective after another rank's death is collateral, whatever its message.
-4. SIGABRT of a rank with calls on its device is collateral: NCCL's watchdog aborts when a peer is gone.
-5. An end without an error is collateral if any other rank has a cause, or if the launcher stopped the rank. An end by
-   SIGTERM is also collateral, since another process sent it.
+3. An error inside a collective after another rank's death is collateral, whatever its message, unless another rank
+   raised the same error.
+4. SIGABRT of a rank with calls on its device is collateral if another rank had died of something else before: NCCL's
+   watchdog aborts when a peer is gone.
+5. An end without an error is collateral if any other rank has a cause, if the launcher stopped the rank, or if all
+   ranks ended in this way. An end by SIGTERM is also collateral, since another process sent it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _MAKES_CALLS = re.compile(r"/torch/(?!utils/)")
 _NAMED = re.compile(r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception))\b")
 """The exception's type at the start of the message in an error file."""
 _EXIT_CODE = re.compile(r"exit code (-?\d{1,9})")
-"""Message of a rank that ended with `sys.exit(3)`; a text given to `sys.exit` was printed."""
+"""Message of a rank that ended with `sys.exit(3)`; a text passed to `sys.exit` is the message itself."""
 _LOADER = re.compile(r"\bDataLoader\b")
 
 
@@ -255,7 +257,8 @@ def _is_backends(link: Link) -> bool:
 
 
 def _may_be_backends(link: Link) -> bool:
-    """Return True if a backend may have raised it: not a built-in type, and no frame in code without collectives."""
+    """Return True if a backend may have raised the exception: it has a generic type, and its innermost frame is not in
+    library code that makes no collectives."""
     if link.error_type not in _UNNAMED_TYPES or _LOADER.search(link.message):
         return False
     innermost = link.frames[-1] if link.frames else None

@@ -1,7 +1,7 @@
 """Parse a Python traceback: the first exception, and the user's line that raised it.
 
-    links = read_traceback(text)         # one for each exception of a chain, the original one first
-    frame = own_frame(links[0])          # the innermost one outside of installed packages
+    links = read_traceback(text)         # one link per exception of a chain, the original exception first
+    frame = own_frame(links[0])          # the innermost frame outside of installed packages
     frame.text                           # "data/loader.py:41 in __getitem__"
 
 The text was written by the run and is not trusted: a text without a traceback gives no links, and lengths are bounded.
@@ -18,7 +18,7 @@ __all__ = ["Frame", "Link", "frame_texts", "own_frame", "own_frame_text", "read_
 MAX_CHARACTERS = 64 << 10
 """Characters read at the end of a traceback; `probes` writes 20,000."""
 MAX_FRAMES = 12
-"""Frames of a traceback that a finding carries."""
+"""Maximum number of frames of a traceback that a finding has."""
 _NEXT = re.compile(
     r"^(The above exception was the direct cause of the following exception:"
     r"|During handling of the above exception, another exception occurred:)$",
@@ -28,7 +28,8 @@ _FRAME = re.compile(r'^ {0,12}File "([^"]{1,500})", line (\d{1,9})(?:, in| in)? 
 _ERROR = re.compile(r"^(?:[A-Za-z_][\w.]{0,200}\.)?([A-Za-z_]\w{0,100})(?::\s?(.{0,4000}))?$")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _PYTHONS = re.compile(r"/lib(?:64)?/python3\.\d+/|^<(?!dynamic-code>|stdin>)")
-"""File names of code from cloudpickle (submitit) or from a shell's pipe, which is the user's code."""
+"""Files of Python's library, and names such as `<string>` that are not files. `<dynamic-code>` (cloudpickle, as in
+submitit) and `<stdin>` (a shell's pipe) are excepted, because they are the user's code."""
 _OURS = re.compile(
     r"(?:^|/)(?:rankscope/)?probes/(?:attach|collectives|device|guard|profiling|tape)/"
     r"|(?:^|/)(?:rankscope/)?probes/(?:gradients|tape_recorder|step_clock|compilation)\.py$"
@@ -93,7 +94,7 @@ def read_traceback(text: str, package: str = "") -> list[Link]:
 
 
 def own_frame(link: Link) -> Frame | None:
-    """The innermost frame of the user's code; without one, of an installed package, else of Python."""
+    """The innermost frame of the user's code; if there is none, of an installed package, else of Python."""
     of_others = [frame for frame in link.frames if _OURS.search(frame.path) is None] or list(link.frames)
     return min(reversed(of_others), key=lambda frame: (frame.is_library, frame.is_pythons), default=None)
 

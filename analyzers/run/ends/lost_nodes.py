@@ -5,7 +5,7 @@
 
 A node counts as lost if
 
-1. the leader's `watch` recorded that its digests stopped (`node_silent`), and none arrived again in the attempt;
+1. the leader's `watch` recorded that the node's digests stopped (`node_silent`), and none arrived later in the attempt;
 2. no end of its ranks is recorded: none closed, failed or exited. Its launcher or `watch` would have recorded the end
    of a process, unless the whole node was lost;
 3. no rank of another node failed before the silence, and no standstill began well before it; otherwise the silence is a

@@ -20,7 +20,7 @@ def loaded_checkpoint(log: EventLog, attempt: int) -> Event | None:
 
 
 def restart_sentence(source: Source, attempt: int, attempts: Sequence[int]) -> str:
-    """Return ` Restarted as attempt 1 from step 30.`, the step of the loaded checkpoint, so step 31 is trained first.
+    """Return ` Restarted as attempt 1 from step 30.` The checkpoint is of step 30, so step 31 is trained first.
 
     Empty for the newest of the run's `attempts`.
     """

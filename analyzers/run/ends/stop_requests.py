@@ -21,7 +21,7 @@ __all__ = ["before_stop", "killed_after", "stop_of_stalled_run_ns", "stop_while_
 
 
 def stop_of_stalled_run_ns(view: AttemptView, log: EventLog) -> int | None:
-    """Time at which a signal requested the end of a run that `watch` had reported as stalled (epoch ns)."""
+    """Time at which a signal requested the end of a run that `watch` had reported as stalled (epoch ns); else None."""
     still_ns = view.reported_stall_ns
     stops = (event.wall_ns for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt))
     return None if still_ns is None else min((when_ns for when_ns in stops if when_ns >= still_ns), default=None)
@@ -36,8 +36,8 @@ def before_stop(deaths: Iterable[Death], view: AttemptView, log: EventLog) -> li
 
 
 def stop_while_training(view: AttemptView, log: EventLog, policy: StallPolicy) -> Event | None:
-    """The first request to stop an attempt whose ranks were making progress; None without one. Later silence, and ranks
-    killed because they do not end, are effects of the stop.
+    """The first request to stop an attempt whose ranks were making progress; None if there is none. Later silence, and
+    ranks killed because they do not end, are effects of the stop.
     """
     stops = log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)
     stop = min(stops, key=lambda event: event.wall_ns, default=None)

@@ -1,4 +1,4 @@
-"""Exceptions that ended a thread other than the training loop's: what waits for such a thread hangs, or times out.
+"""Exceptions that ended a thread other than the training thread. Code that waits for the thread hangs or times out.
 
 finding = with_thread_errors(finding, view, log)
 finding.summary                       # "... Thread prefetch of rank 1 ended at step 16 with ValueError: bad record"
@@ -24,9 +24,10 @@ MAX_TEXT = 200
 
 
 def with_thread_errors(finding: Finding, view: AttemptView, log: EventLog) -> Finding:
-    """Add the last thread's exception of each rank of a hang, or of ranks that an exception ended, to the finding.
+    """Add the newest exception of a thread to a finding on a hang, or on ranks that an exception or exit ended.
 
-    A program may lose threads that nothing waits for, so those of ranks that an exception ended must be recent.
+    A program may lose threads that nothing waits for. If an exception or exit ended the rank, the thread's exception is
+    therefore only added if it happened a few steps before.
     """
     if finding.kind != "hang" and finding.cause not in ("exception", "exit"):
         return finding

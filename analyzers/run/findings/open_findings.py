@@ -25,7 +25,7 @@ __all__ = [
 MAX_REPORTS = 500
 """Maximum number of newest reports that are read."""
 MAX_RECORDED = 2_000
-"""The same for findings of plug-ins, which may report many."""
+"""The same maximum for findings of plug-ins, which may report many."""
 
 
 def reported_findings(source: Source) -> list[Finding]:
@@ -45,7 +45,7 @@ def _finding_events(source: Source, limit: int) -> list[dict[str, Any]]:
 
 
 def newest_reports(reports: Iterable[Finding]) -> list[Finding]:
-    """The newest report of each finding; `reports` are in their order of time, the newest first."""
+    """The newest report of each finding; `reports` are ordered by time, the newest first."""
     newest: dict[tuple[object, ...], Finding] = {}
     for finding in reports:
         newest.setdefault(finding.identity, finding)

@@ -1,10 +1,10 @@
-"""Summaries of findings in the past tense: while a finding is open, its sentence says what is so now.
+"""Summaries of findings in the past tense. While a finding is open, its summary is in the present tense.
 
     in_past("Rank 3 has been slow since step 60: +19 ms.", "to 149")    # "Rank 3 was slow from step 60 to 149: +19 ms."
-    over(finding).summary           # of a finding that is over: to its last step
-    at_run_end(finding).summary     # of one that was open when its run ended: to the end
+    over(finding).summary           # for a finding that is over: up to its last step
+    at_run_end(finding).summary     # for a finding that was open when its run ended: up to the end
 
-The steps and numbers stay as they are. A sentence without such words stays as it is.
+Steps and numbers do not change, and neither does a sentence without a verb or clause that is listed here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from analyzers.kinds import KINDS
 __all__ = ["OVER", "at_run_end", "in_past", "over"]
 
 OVER = "Over: "
-"""Begins the summary of a report that a finding is over."""
+"""Start of the summary of a report that a finding is over."""
 
 _BE = {"has": "was", "have": "were"}
 _FROM_STEP = r"(?P<since>(?:since|from) step \d+(?:, the first one (?:compared|here))?|from the first step)"
@@ -29,7 +29,7 @@ _LASTING: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(rf"\b(?:has|have) (?P<what>paused in \S+ % of the steps) {_FROM_STEP}"), "{what} {since}"),
     (re.compile(rf"\bhave (?P<what>waited for data \S+ % of the time) {_FROM_STEP}"), "{what} {since}"),
 )
-"""Clauses on what has lasted since a step."""
+"""Clauses on a condition that has lasted since a step."""
 _VERBS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), past)
     for pattern, past in (
@@ -53,12 +53,12 @@ _VERBS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\bare (?=stopped\b|stuck\b|at step\b|ahead of\b)", "were "),
     )
 )
-"""Other verbs in the present tense of findings that can be over (`analyzers.kinds`), or whose attempt can."""
+"""Other present-tense verbs of findings that can be over (`analyzers.kinds`) or belong to an attempt that can."""
 
 
 def in_past(summary: str, until: str) -> str:
-    """The summary in the past tense. `until` ends a clause on what has lasted since a step: "to 149", "to the end", or
-    "on" if the last step is unknown."""
+    """The summary in the past tense. `until` ends a clause on a condition that has lasted since a step: "to 149",
+    "to the end", or "on" if the last step is unknown."""
     for pattern, form in _LASTING:
         summary = pattern.sub(_lasted(form, until), summary)
     for pattern, past in _VERBS:
@@ -67,12 +67,13 @@ def in_past(summary: str, until: str) -> str:
 
 
 def over(finding: Finding, last_step: int | None = None) -> Finding:
-    """The finding, which is over. `last_step`: the last step with it, if known."""
+    """A finding that is over, with its summary in the past tense. `last_step`: its last step, if known."""
     return replace(finding, summary=in_past(finding.summary, "on" if last_step is None else f"to {last_step}"))
 
 
 def at_run_end(finding: Finding) -> Finding:
-    """The finding, which was open when its run ended. How a rank hung then is told as it was: in the present tense."""
+    """A finding that was open when its run ended, with its summary in the past tense. A finding about the end of an
+    attempt, such as a hang, keeps the present tense."""
     summary = finding.summary
     if finding.kind in KINDS and not KINDS[finding.kind].at_end:
         summary = in_past(summary, "to the end")

@@ -43,7 +43,7 @@ def limit_s(view: AttemptView, policy: StallPolicy) -> float:
         SHARED.beyond_few_factor * view.longest_step_ns / 1e9,
     )
     if any(rank.state == "stopped" for rank in alive):
-        return limit  # SIGSTOP is not a phase: the phases' limits do not apply
+        return limit  # the limits of phases do not apply to a stopped process
     is_starting = len(view.ranks) < view.world_size or any(rank.finished_steps == 0 for rank in alive)
     is_between_steps = not any(rank.step_is_open or rank.calls for rank in alive)  # such as teardown
     if is_starting or is_between_steps:
@@ -80,7 +80,7 @@ def _works(view: AttemptView, silent_s: float, reference_ns: int, limit: float, 
 def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None, *, is_last: bool = True) -> bool:
     """Return True if the attempt finished, or closed itself after an interruption. `is_last`: no attempt followed.
 
-    Returns False if ranks had been waiting for a closed rank for longer than the limit when it was interrupted.
+    Returns False if, when the attempt was interrupted, ranks had waited for a closed rank for longer than the limit.
     """
     if view.ranks and all(rank.closed for rank in view.ranks.values()):
         return not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
@@ -139,8 +139,8 @@ def next_launch_ns(view: AttemptView, log: EventLog) -> int:
 
 
 def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:
-    """Time at which the last `watch` ended, which it does once its ranks are gone (epoch nanoseconds). None if any
-    `watch` may still run, or if ranks have recorded since.
+    """Time at which the last `watch` ended (epoch nanoseconds); a `watch` ends once its ranks are gone. None if any
+    `watch` may still run, or if ranks have recorded anything since.
 
     An interrupted launcher, or the last tick of its watch, may end long after the ranks; this time does not count as
     silence of the ranks.

@@ -4,8 +4,9 @@
     state.word, state.reason            # "stalled", "no record for 12 s, the limit is 5 s"
     state.is_live                       # True if more records may come
 
-The words are starting, training, stalled, recovering; then finished, preempted, interrupted, failed, given up, fenced
-(as recorded by the launcher), or died (no process recorded why it stopped); empty without any record.
+The words of a live run are starting, training, stalled and recovering. The words of an ended run are finished,
+preempted, interrupted, failed, given up and fenced (as recorded by the launcher), and died (no process recorded why the
+run stopped). A run without any record is empty.
 """
 
 from __future__ import annotations

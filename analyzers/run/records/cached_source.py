@@ -20,9 +20,9 @@ from analyzers.source import Source
 __all__ = ["EVENTS_SQL", "CachedSource"]
 
 _MAX_ROWS = 1_000
-"""Maximum rows of a cached answer of `rows`: longer answers are few and large."""
+"""Maximum number of rows of a cached answer of `rows`: longer answers are few and large."""
 _MAX_VALUES = 20_000
-"""Maximum rows times columns of a cached answer of `query`."""
+"""Maximum number of values (rows times columns) of a cached answer of `query`."""
 EVENTS_SQL = "SELECT wall_ns, attempt, rank, step, kind, detail FROM events"
 EventRows = list[tuple[Any, ...]]
 

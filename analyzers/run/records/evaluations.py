@@ -23,7 +23,7 @@ LOGGED = ("val_loss", "eval_loss", "valid_loss", "validation_loss")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One evaluation; `sets` has the loss of each validation set by name, where they have names."""
+    """One evaluation; `sets` has the loss of each validation set by name, and is empty if the sets have no names."""
 
     attempt: int
     step: int
@@ -35,7 +35,7 @@ class Evaluation:
 def evaluations(source: Source) -> list[Evaluation]:
     """Evaluations with a finite loss, ordered by step; for a step that was evaluated again, the last one.
 
-    Evaluations of an earlier attempt after the step from which a later one resumed are left out.
+    Evaluations of an earlier attempt are left out from the first step on that a later attempt evaluated.
     """
     newest: dict[int, Evaluation] = {}
     attempt = 0

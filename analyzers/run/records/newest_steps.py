@@ -38,7 +38,7 @@ class Pace:
 
 
 def newest_pace(source: Source, copies: int | None = None) -> Pace | None:
-    """Speed of the newest attempt with a finished step; None without one. `copies`: see `token_copies`."""
+    """Speed of the newest attempt; None if it has no finished step. `copies`: see `token_copies`."""
     if not source.has("steps"):
         return None
     rows = source.rows("SELECT attempt FROM steps WHERE rank >= 0 ORDER BY attempt DESC LIMIT 1")

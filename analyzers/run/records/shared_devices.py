@@ -1,5 +1,5 @@
-"""Detect devices that several ranks, or processes of other jobs, share, where a plan for one rank per device does not
-apply.
+"""Detect devices that several ranks share, or that processes of other jobs also use. A plan for one rank per device
+does not apply to them.
 
 if devices_are_shared(source):
     ...

@@ -1,4 +1,4 @@
-"""Attempts that stood still until their end: since when, and which of their steps were finished before.
+"""Attempts that stood still until their end: since when they did, and which of their steps had finished before.
 
 standstill_ns = standstills(source, log)                 # {0: 1_795_722_353_972_086_103}
 source.rows(f"SELECT ... WHERE {before_standstill(standstill_ns)}")
@@ -73,8 +73,9 @@ def newest_start_ns(source: Source, attempt: int) -> int:
 
 
 def before_standstill(standstill_ns: Mapping[int, int]) -> str:
-    """SQL condition for steps that finished before a standstill lasting to the end of their attempt. A rank interrupted
-    during a standstill ends its step, whose duration is then that of the standstill.
+    """SQL condition for steps that finished before a standstill that lasted to the end of their attempt.
+
+    A rank that is interrupted during a standstill ends its step, and the duration of this step includes the standstill.
     """
     ends = standstill_ns.items()
     cuts = (f" AND NOT (attempt = {int(at)} AND start_ns + duration_ns > {int(ns)})" for at, ns in ends)

@@ -15,7 +15,7 @@ or 5 % only among many ranks. A lasting *change* of the distance proves it among
    rank's own time must have grown: with a single peer this separates a rank that became slower from a peer that became
    faster.
 
-Only slowdowns that last to the newest observation are searched.
+Only slowdowns that last to the newest observation are found.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
 
 
 def _num_required(effect: float, noise_of_work: float, noisy: list[tuple[int, float]], policy: ChangePolicy) -> float:
-    """Return how many observations must follow the onset, given the noise; 0 if the change is far above the noise."""
+    """Return how many observations must follow the onset: `SHARED.min_steps`, and more if the noise is high."""
     crowded = min(noise_of_work / policy.calm_noise_ratio, SHARED.burst_sigmas * noise_of_work / effect)
     disturbing = (size for size, noise in noisy if SHARED.burst_sigmas * noise / math.sqrt(size) > effect)
     lasting = next((size for size in disturbing if size >= SHARED.min_steps), 0)
@@ -201,8 +201,8 @@ def _judge(
 
 
 def _precedent(values: Floats, row: int, onset: int, length: int) -> float:
-    """Return the effect beyond the largest deviation of a window from its rank's own mean, before the onset (of the
-    others also after)."""
+    """Return the effect that a change must exceed: a multiple of the largest deviation of a window of this length from
+    its rank's mean before the onset. After the onset only rises of the other ranks count."""
     length = min(length, max(SHARED.min_steps, onset // 3), 100)
     largest, number = 0.0, 0
     for first, last, without in ((0, onset, -1), (onset, values.shape[1], row)):

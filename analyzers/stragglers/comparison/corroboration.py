@@ -12,7 +12,7 @@ milliseconds per step. Steps between two slow stretches, in which the rank is as
 3. The time for which the rank's thread was runnable and waited for a core explains the excess: host. Waits in
    proportion to its additional CPU time belong to its work, not to the host.
 4. The rank trains on more tokens than its peers, by the same factor: its sequences are longer, and no machine is bad.
-5. On a CPU a rank that computes more must have additional CPU time. If it has not, it was kept from running: by the
+5. On a CPU a rank that computes more must have additional CPU time. Otherwise the rank was kept from running: by the
    disk (major page faults), by a busy core (if CPU time and waits for a core together are most of the excess), or by a
    lock or blocking call. This is not checked on a GPU, where the host's CPU time shows nothing about the device, nor
    for loading, which may wait for a disk without using a core.
@@ -65,7 +65,8 @@ class Counters:
     usual_run_delay_ms: float | None = None
     """Wait of all these ranks for a core in the other judged steps (ms per step)."""
     usual_core_wait_ratio: float | None = None
-    """That wait / their CPU time. If nearly all judged steps are slow, the peers' ratio in the slow steps."""
+    """Sum of these waits / CPU time of these ranks. If nearly all judged steps are slow, the peers' ratio in the slow
+    steps."""
     slow_s: float | None = None
     """How long the slow steps lasted (s)."""
     gc_ms: float | None = None
@@ -126,7 +127,7 @@ class Counters:
         return f"Of the extra time, {worked}{number(parts.run_delay_ms)} ms is waiting for a core."
 
     def evidence(self) -> dict[str, Any]:
-        """Values for a finding's evidence: what the rank has more than its peers. What it has less explains nothing."""
+        """Values in which the rank exceeds its peers, for a finding's evidence. Lower values explain nothing."""
         known = {
             "cpu_time_excess_ms": self.cpu_ms,
             "core_wait_excess_ms": self.run_delay_ms,
@@ -270,7 +271,8 @@ def _usual_waits(
 ) -> tuple[float | None, float | None, float | None, int]:
     """Read how long the slow steps lasted, and how long the same ranks waited for a core in the other steps.
 
-    The wait is in nanoseconds and as a part of their CPU time; last comes the number of the other steps.
+    The wait is returned in nanoseconds and as a share of the CPU time of these ranks. The last value is the number of
+    the other steps.
     """
     rank, spans = slow
     first_step = min(first for first, _ in spans)

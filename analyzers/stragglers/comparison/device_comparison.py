@@ -3,7 +3,8 @@
     device = load_device(source, attempt=0, slow=(3, 40, 90), peers=[0, 1, 2])
     device.explains(factor=1.4)      # "Its GPU runs at 1.20 GHz, its peers at 1.98 GHz: heat, ..."
 
-Readings of table `health` between the start of the first and the end of the last slow step, by the rank's own clock.
+It uses the readings of table `health` from the start of the first to the end of the last slow step, by the rank's own
+clock.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ MAX_PEERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceComparison:
-    """Medians over the slow steps; None for values without a reading."""
+    """Median clock, highest temperature and throttling under load in the slow steps; None for values without a reading.
+
+    Values of the peers are medians over their devices.
+    """
 
     clock_hertz: float | None = None
     peers_clock_hertz: float | None = None

@@ -19,7 +19,7 @@ Read = Callable[[Source, int, Sequence[int], int, int], dict[str, float]]
 def in_newest_steps(
     source: Source, attempt: int, slow: Straggler, peers: Sequence[int], read: Read
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what `read(source, attempt, ranks, first_step, last_step)` finds of the rank and of the others."""
+    """Return the results of `read(source, attempt, ranks, first_step, last_step)` for the rank and for its peers."""
     others = [rank for rank in peers if rank != slow.rank]
     if not (slow.has_peers and slow.cause == "compute" and others and source.has("spans")):
         return {}, {}

@@ -7,8 +7,9 @@ which it waits for others anyway. The median of its steps then shows nothing, wh
 stops. So the criterion is how many observations are far off, on one rank alone:
 
 1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise. Half of that
-   work is enough if pauses occur in most steps or in every n-th one, because noise has no rhythm: a slow network hides
-   part of a delay if the host is late by less than its lead plus the work of its device.
+   work is enough if pauses occur in most steps or in every n-th one, because noise has no rhythm. A pause may be that
+   small because a slow network hides part of a delay if the host is late by less than its lead plus the work of its
+   device.
 2. Between the first and the last pause, pauses are a good part of the observations, without a long gap. This excludes a
    burst of another job on the machine.
 3. Hardly any other rank pauses at the same time: pauses of all ranks come from the machine.
@@ -64,7 +65,7 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None, steps: Ints |
 
 
 def _has_rhythm(steps: Ints, is_pause: npt.NDArray[np.bool_]) -> bool:
-    """Return True if the pauses are the steps at one distance from the first, and no others until the last."""
+    """Return True if, from the first pause to the last, every n-th step is a pause and hardly any other step is."""
     paused = steps[is_pause]
     distance = int(np.median(np.diff(paused)))
     during = (steps >= paused[0]) & (steps <= paused[-1])

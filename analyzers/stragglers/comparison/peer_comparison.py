@@ -3,9 +3,9 @@
     for slow in find_stragglers(timings):
         slow.rank, slow.cause, slow.first_step, slow.excess_ms
 
-1. A rank's own time of a phase is the phase without waits in collectives (`account.timings`): ranks leave a collective
-   together, so a rank that waits long is a victim. Checkpoints, evaluation and logging are left out: one rank may do
-   those for all. The time between phases is also own work, by gap. Clocks are not compared.
+1. A rank's own time in a phase is the phase without waits in collectives (`account.timings`): ranks leave a collective
+   together, so a rank that waits long is a victim. Checkpoints, evaluation and logging are left out, because one rank
+   may do these for all. The time between phases is also own work, by gap. Clocks are not compared.
 2. Peers have the same work: the same pipeline stage, and for data loading also the same place in their tensor- and
    context-parallel groups, in which often only the first rank loads. For each observation the excess of a rank is its
    own time minus the median of its peers' (itself excluded), divided by the peers' whole own time. It is computed for
@@ -168,8 +168,8 @@ def _steady(
 def _own_segments(
     timings: Timings, values: Matrix, excess_ms: Matrix, whole: Matrix, policy: StragglerPolicy
 ) -> list[Segment]:
-    """Segments of slow ranks. If these are half of several ranks, the others may have become faster: then their own
-    time must have grown.
+    """Segments of slow ranks. If at least half of more than two ranks are slow together, the others may have become
+    faster instead, so a segment is kept only if the rank's own time has grown.
     """
     segments = find_segments(excess_ms / whole, policy.persistence, steps=timings.stamped)
 
@@ -299,7 +299,8 @@ class Growth:
 
 
 def step_growth(timings: Timings, slow: Straggler) -> Growth | None:
-    """Return by how much the step grew when a rank became slow, an upper bound of its cost; None without a history."""
+    """Return how much the step time grew when a rank became slow, an upper bound of the rank's cost; None if there are
+    too few earlier steps."""
     begin = slow.segments[0].begin
     while begin and slow.first_step <= timings.steps[begin - 1] < timings.steps[begin]:  # its host was already late
         begin -= 1

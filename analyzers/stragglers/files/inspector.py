@@ -29,7 +29,7 @@ MAX_LISTED = 4096
 
 
 def late_ranks(job: InspectedJob, policy: InspectorPolicy | None = None) -> list[Finding]:
-    """For each communicator the late rank that caused the most waiting, and the checks that were not made."""
+    """The late rank that caused the most waiting in any communicator, and the checks that were not made."""
     policy = policy or InspectorPolicy()
     if not job.groups:
         return [_insufficient("no collective could be read")]

@@ -1,17 +1,18 @@
-"""Date the onset of a rank that computes more, by its CPU time.
+"""Onset of a rank that computes more than its peers, from its CPU time.
 
     slow = with_onset(source, timings, slow, peers=[0, 1, 2], policy)     # slow.first_step: 60 instead of 58
 
-Other jobs delay steps in wall time: a delay right before the onset makes it appear earlier, a quiet step after it
-later. They hardly change the CPU time of steps.
+Other jobs delay steps in wall time. A delay right before the onset makes the onset appear earlier, and a quiet step
+after the onset makes it appear later. Other jobs hardly change the CPU time of steps.
 
-1. Divide the CPU time of each step by the median of the peers', in `min_steps` observations on each side of the onset
-   in which it is searched, and as many beyond them, which give the levels before and after. A later onset, up to half
-   of the segment, is used if the rank's longer wait for a core explains `explained_ratio` of its excess until then.
+1. Divide the CPU time of each step by the median of the peers'. The onset is searched in `min_steps` observations on
+   each side of the onset by wall time. As many observations beyond these give the levels before and after. A later
+   onset, up to half of the segment, is used if the rank's longer wait for a core explains `explained_ratio` of its
+   excess until then.
 2. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. The level lies between
    the levels before and after, equally far from both in units of each level's noise, because longer times vary more.
 3. The onset is used only if the levels differ by at least `sure_sigmas` times a single step's noise.
-4. An excess that grows began earlier than that (`first_rise`).
+4. If the excess grew gradually, its onset is earlier (`first_rise`).
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _waited_ratio(
 def _dated(
     source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy, late: int
 ) -> Straggler:
-    """Set the onset by CPU time, at most `late` observations after that by wall time."""
+    """Set the onset from CPU time, at most `late` observations after the onset by wall time."""
     segment, reach = slow.segments[0], SHARED.min_steps
     first, last = max(0, segment.begin - 2 * reach), min(segment.end, segment.begin + late + reach)
     steps = timings.steps[first:last]

@@ -45,7 +45,7 @@ _LEAST_MS = 1e-3
 
 
 def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
-    """Find ranks of one attempt, without peers, whose compute or data time rose and stayed higher."""
+    """Find ranks without peers in one attempt whose compute or data time rose and stayed higher."""
     policy = policy or StragglerPolicy()
     if len(timings.ranks) < 2:
         return []

@@ -1,4 +1,4 @@
-"""Steps that are slow at regular intervals: every 20th takes twice as long.
+"""Steps that are slow at regular intervals, for example if every 20th step takes twice as long.
 
     findings = periodic_slow_steps(store, Scope())       # kind throughput, cause periodic
 

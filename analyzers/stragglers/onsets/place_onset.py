@@ -11,14 +11,14 @@ gap holds the excess and had none before, that place gives the onset.
    of its computing.
 2. The onset is where the sum of (excess - level / 2) from there on is largest, as in `persistence`; each observation
    counts for one level at most, and for nothing where the rank or all of its peers were not measured.
-3. It is used only if few observations before it reach half of the level, and most of those from it to the detected
-   start do, which shows a rise and not noise of the place.
+3. This onset is used only if few observations before it reach half of the level, and if most observations from it to
+   the detected start do: then the excess has risen, and is not noise of the place.
 
 An excess that grows reaches half of its level long after its onset: `with_growth` sets the onset to its first rise.
 
-On GPUs whose short steps are stamped one in N, calls are recorded in every step: how long the peers waited for the rank
-dates the rise between the last stamped step that was not slow and the first that was (`with_unstamped_onset`). It
-begins where they wait for more than halfway between the waits of these two.
+On GPUs, of short steps only one in N is stamped, but calls are recorded in every step. The onset lies between the last
+stamped step that was not slow and the first that was. It is the first step from which on the peers wait for the rank
+longer than the mean of their waits in these two steps (`with_unstamped_onset`).
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def with_growth(timings: Timings, slow: Straggler, peers: Sequence[int], core_wa
 
 
 def first_rise(excess: Matrix, begin: int, is_compared: Booleans) -> int:
-    """The observation at which an excess rose that has grown to its level at observation `begin`; `begin` if it did not
-    grow.
+    """The observation at which an excess began to rise, if it grew gradually to its level at observation `begin`;
+    otherwise `begin`.
 
     An excess that grows reaches half of its final level long after its onset. As long as most of the `min_steps`
     observations before `begin` exceed the level before them by `sure_sigmas` times a single step's noise, and by a
@@ -107,7 +107,7 @@ def _place_excess(
     timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None
 ) -> tuple[Matrix, Booleans]:
     """Return (excess over the peers in ms, whether the rank and a peer were measured), by observation up to the end of
-    the first segment: of the place that holds the rank's excess, or of all its computing."""
+    the first segment, for the place that holds the rank's excess, or for all work of its cause."""
     rows = np.flatnonzero(np.isin(timings.ranks, peers))
     values = of_place(timings, slow)[rows][:, : slow.segments[0].end]
     own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
