@@ -1,4 +1,4 @@
-"""The package's analysis: says why there is no account of the run's time, if the records allow none."""
+"""Analysis of this package: its finding says why there is no account of the run's time."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def expected_idle(
 def measure_idle(spans: PipelineSpans, ranks: Sequence[int]) -> list[StepIdle]:
     """Idle time of the pipeline formed by `ranks`, for each step that all of them completed, in execution order.
 
-    1. In each execution of a step (`complete_steps`) the pipeline's time is the longest of the ranks' times, from the
-       start of the first span to the end of the last: the first stage starts first, and its last backward ends last.
+    1. A rank's time in an execution of a step (`complete_steps`) lasts from the start of its first span to the end of
+       its last one. The longest of these is the pipeline's time: the first stage starts first and ends last.
     2. A rank's busy time is the sum of its spans, which never overlap on one rank; the rest is idle.
     """
     return [step_idle(step, ranks) for step in complete_steps(spans, ranks)]
@@ -108,9 +108,9 @@ def measure_idle(spans: PipelineSpans, ranks: Sequence[int]) -> list[StepIdle]:
 def complete_steps(spans: PipelineSpans, ranks: Sequence[int]) -> list[PipelineSpans]:
     """The closed computations of each execution of a step that all `ranks` completed, in execution order.
 
-    A step may run again after a rollback: its executions are numbered by the earlier spans with the same rank, stage,
-    microbatch and kind. An execution is skipped if a rank has none of it, or if a microbatch lacks its forward or
-    backward on some rank (interrupted, or records were dropped).
+    A step may run again after a rollback. A span belongs to execution n if n earlier spans have the same rank, step,
+    stage, microbatch and kind. An execution is skipped if a rank has no span of it, or if a microbatch lacks its
+    forward or backward on some rank (the step was interrupted, or records were dropped).
     """
     kinds = np.asarray(spans.kind, dtype=object)
     keep = np.isin(kinds.astype(str), COMPUTATIONS) & (spans.stage >= 0) & (spans.end_ns >= spans.start_ns)

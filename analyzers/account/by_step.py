@@ -19,8 +19,8 @@ from analyzers.source import Source, floats, ints, lacking
 __all__ = ["CLASSES", "AccountByStep", "account_by_step"]
 
 CLASSES = (*PHASES, *GAPS, "waiting", "host_late", "not_measured")
-"""Own work by phase and by gap between phases, waiting (transfers included), a GPU's waiting for its host, and what no
-column accounts for."""
+"""Own work by phase and by gap between phases, waiting (transfers included), a GPU's wait for its host, and time that
+no column accounts for."""
 MAX_SHOWN = 64
 
 
@@ -31,9 +31,9 @@ class AccountByStep:
     ranks: npt.NDArray[np.int64]
     """Global ranks, in order."""
     steps: npt.NDArray[np.int64]
-    """Step numbers, in order; of a step that ran more than once the last execution counts."""
+    """Step numbers, in order. If a step ran more than once, its last execution counts."""
     classes: tuple[str, ...]
-    """`CLASSES`: the measured ones of a rank and step add up to its duration."""
+    """Always `CLASSES`. The measured classes of a rank and step add up to the duration of the step."""
     ns: npt.NDArray[np.float64]
     """(ranks, steps, classes)."""
 

@@ -5,11 +5,11 @@
 
 After a rollback or a restart a step runs again with the same number, which discards its earlier execution. An execution
 is *kept* if its optimizer step was taken and its rank never returned to this step or an earlier one. If a loop doesn't
-record whether it took the optimizer step, it counts as taken. If a restart of an attached loop doesn't tell where it
-resumed, the steps before it may be kept or discarded: they are summed in `kept` and counted in `num_open`.
+record whether it took the optimizer step, the step counts as taken. If it is unknown where a restart of an attached
+loop resumed, the steps before the restart may be kept or discarded: `kept` sums them, and `num_open` counts them.
 
-The rank with the most steps shows which ranges of steps were repeated. Only these are sorted for every rank. The rest
-is summed unsorted; of a very long run only every k-th step is read and weighted by k.
+The rank with the most steps shows which ranges of steps were repeated. Only these ranges are sorted for every rank. All
+other steps are summed unsorted; in a very long run only every k-th of them is read, with weight k.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from probes.tape import event_kinds
 __all__ = ["RankTimes", "discarded_steps", "step_times"]
 
 MAX_ROWS = 40_000_000
-"""Maximum rows of steps that are all summed; of more, every k-th step is read."""
+"""Maximum rows of steps that are all summed; with more rows, only every k-th step is read."""
 _MAX_RANGES = 50
 """Maximum ranges of repeated steps in a query; neighbours are merged if there are more."""
 _AHEAD = 2
@@ -58,8 +58,8 @@ def step_times(
 ) -> dict[tuple[int, int], RankTimes]:
     """{(attempt, rank): times}, in order; empty without steps.
 
-    `standstill_ns`: by attempt, the start of a standstill that lasted until its end. A step that ended later than that
-    was interrupted, not finished.
+    `standstill_ns`: {attempt: start of the standstill that lasted until the attempt ended}. A step that ended after
+    this start was interrupted, not finished.
     """
     standstill_ns = standstill_ns or {}
     finished = before_standstill(standstill_ns)
@@ -95,7 +95,7 @@ def step_times(
 
 
 def discarded_steps(source: Source, numbers: StepNumbers | None = None) -> tuple[Ints, Ints]:
-    """Two arrays: steps whose execution was discarded, and the earliest step to which the run returned after each."""
+    """Two arrays: the steps of discarded executions, and for each the earliest step to which the run returned later."""
     numbers = numbers or StepNumbers()
     table = source.query(
         f"""

@@ -4,12 +4,12 @@
     chosen.ranges               # (first, last, stride) of the steps at which all ranks are to be compared
 
 1. One SQL pass reads every fifth step and takes each rank's minimum own time (without waits) per block of steps. A
-   single slow step doesn't raise the minimum, a slowdown of a whole block does.
-2. It chooses evenly spaced steps, all of the newest steps, and all steps around each change of a rank against the
-   others and its own past that exceeds the noise.
+   slowdown of a whole block raises the minimum; a single slow step does not.
+2. The choice consists of evenly spaced steps, all of the newest steps, and all steps around the largest changes. A
+   change is a jump of a rank's time relative to the others, from one block to the next, that exceeds the noise.
 
-The chosen steps hold the start and the end of any slowdown of two blocks or more (100 steps of 100,000). A shorter one
-that is over may be missed. `long_run` builds the reduced views from them.
+A slowdown of two blocks or more (100 steps of 100,000) starts and ends within the chosen steps, unless `MAX_CHANGES`
+changes are larger. A shorter slowdown that is over may be missed. `long_run` builds the reduced views from the choice.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def choose(source: Source, bounds: tuple[int, int], num_ranks: int) -> Chosen:
 
 
 def _stride(first: int, last: int, dense: Sequence[tuple[int, int, int]], target: int) -> int:
-    """Distance of the evenly spaced steps, so that with those in `dense` about `target` steps are chosen."""
+    """Distance of the evenly spaced steps at which about `target` steps are chosen, including those in `dense`."""
     num_even = max(target - sum(high - low + 1 for low, high, _ in dense), target // 3)
     stride = max(1, (last - first + 1) // num_even)
-    while stride > 1 and math.gcd(stride, 10) > 1:  # else work every 100 steps is sampled always or never
+    while stride > 1 and math.gcd(stride, 10) > 1:  # otherwise work done every 100 steps is sampled always or never
         stride += 1
     return stride
 
@@ -95,7 +95,10 @@ def _changed_steps(source: Source, bounds: tuple[int, int], num_ranks: int, bloc
 
 
 def changes(minima: npt.NDArray[np.float32]) -> list[int]:
-    """Blocks in which a rank changes most, relative to the median of the ranks. `minima`: ranks x blocks."""
+    """Up to `MAX_CHANGES` blocks in which a rank changes most, relative to the median of the ranks.
+
+    `minima`: [ranks, blocks].
+    """
     with np.errstate(all="ignore"):
         relative = minima / np.nanmedian(minima, axis=0, keepdims=True)
     relative = np.where(np.isfinite(relative), relative, 1.0).astype(np.float32)

@@ -21,7 +21,7 @@
 | startup, shutdown | before the first step, after the last one |
 | device | a GPU without stamps while no communication was in flight: computing or idle |
 | in_flight | communication in flight on a GPU without stamps: exposed, or hidden behind computing or a late host |
-| unmeasured | in steps, where no phase or gap was recorded |
+| unmeasured | time in steps for which no phase or gap was recorded |
 | other | between steps |
 
 A rank's timeline is partitioned: each boundary (start of the run, first step, last step, ...) ends one piece and begins
@@ -77,7 +77,7 @@ CATEGORIES = {
 }
 """Display names, in the order in which they are shown."""
 CONTRADICTED = "Exposed communication was not judged: a profiler trace contradicts it ({why})."
-"""Shown with each figure of exposed communication to which `Account.contradicted` applies."""
+"""Shown with each figure of exposed communication if `Account.contradicted` is set."""
 NEED_PHASES = ("training", "gaps", "communication", "straggler", "bubble")
 """Categories that need the phases and waits of steps."""
 _NEEDED = ("step", "start_ns")
@@ -95,13 +95,13 @@ class Account:
     num_open: int
     """Number of kept steps that a restart of an attached loop may have discarded."""
     basis: str
-    """Records from which waits were split: collectives, steps (coarser), or nothing."""
+    """Records by which waits were split: collectives, steps (coarser), durations of calls; empty if they were not."""
     contradicted: str = ""
     """Why exposed communication is not judged: the profiler's traces show a different number. Empty if they agree."""
 
     @property
     def names(self) -> dict[str, str]:
-        """Display names of the categories; if waits were not split, their category is named accordingly."""
+        """Display names; `communication` has another one if it was not judged or if waits were not split."""
         if self.contradicted:
             return CATEGORIES | {"communication": "exposed communication (not judged)"}
         return CATEGORIES if self.basis else CATEGORIES | {"communication": "communication or waiting for others"}
@@ -162,7 +162,7 @@ def analyze(source: Source) -> list[Finding]:
 def measure(
     source: Source, policy: StallPolicy | None = None, now_ns: int | None = None, views: Views | None = None
 ) -> Account | None:
-    """The account; None if no step was recorded. `now_ns` (epoch) only while the run is alive."""
+    """The account; None if no step was recorded. `now_ns`: epoch time while the run is alive, None afterwards."""
     views = views or whole_views(source)
     if lacking(source, steps=_NEEDED):
         return None

@@ -1,19 +1,19 @@
 """Reduced views of runs with hundreds of millions of step rows, small enough to query many times.
 
-    views = reduced_views(source)                   # up to `MAX_ROWS` rows of steps each view is the source itself
+    views = reduced_views(source)                   # with at most `MAX_ROWS` steps, each view is the source itself
     views.compared.rows("SELECT ... FROM steps")    # all ranks, in the steps where a rank changes against the others
     views.sampled.rows("SELECT ... FROM steps")     # all ranks, in evenly spaced steps and the ends of each attempt
     views.histories.rows("SELECT ... FROM steps")   # all steps of some ranks
 
 A query over 400 million rows takes seconds, and analyzers run about sixty queries. So all rows are read only four
-times, and the selected rows become sessions of the store (`Store.session`) whose relation `steps` holds nothing else:
+times. The selected rows are opened as sessions of the store (`Store.session`), in which `steps` has no other rows:
 
-1. One row per attempt and rank: its number of steps, and whether it recorded the loss.
-2. The full history of some ranks, for records of a single rank (losses, rollbacks) and for what recurs every n steps
-   (evaluations, checkpoints).
-3. `downsampling` finds where a rank changes against the others.
-4. All ranks in those steps and in the first and last steps of each attempt, and every unfinished step. The start and
-   end of each rank's records are exact; medians and shares come from evenly spaced steps.
+1. A query counts the steps and the losses of each rank in each attempt.
+2. The full history of some ranks is selected, for records of a single rank (losses, rollbacks) and for what recurs
+   every n steps (evaluations, checkpoints).
+3. `downsampling` finds the steps where a rank changes against the others.
+4. These steps are selected for all ranks, with the first and last steps of each attempt and every unfinished step. The
+   start and end of each rank's records are exact; medians and shares come from evenly spaced steps.
 
 Sums over all steps (goodput, tokens) and single rows (a value that is not finite) are queried from the run itself.
 """
@@ -45,7 +45,7 @@ _Ranges = Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """A run as analyzers read it. `coverage`: how much was compared, for the report; empty if all was."""
+    """A run as analyzers read it. `coverage`: how much was compared, for the report; empty if everything was."""
 
     whole: Source
     compared: Source
@@ -90,7 +90,8 @@ def reduced_views(source: Source, max_rows: int = MAX_ROWS) -> Views:
 
 
 def _history_ranks(ranks: Sequence[tuple[int, ...]]) -> list[int]:
-    """Ranks with full histories: each attempt's first with a loss, the one with most steps, and evenly spaced others.
+    """Ranks with full histories: the first rank with a loss in each attempt, the rank with the most steps, and others,
+    evenly spaced.
 
     `ranks`: rows of (attempt, rank, number of rows, number of losses, ...).
     """

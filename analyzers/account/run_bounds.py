@@ -89,9 +89,9 @@ def broken_ends(
 
 
 def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, tuple[int, int]]:
-    """{first attempt of each later launch: (end of the launch before, start of this one)}, epoch nanoseconds.
+    """{first attempt of each later launch: (end of the previous launch, start of this one)}, epoch nanoseconds.
 
-    A node that joins a running run is not a launch, so only those of the first node count.
+    A node that joins a running run records a start too, so only starts recorded by the first node count.
     """
     first_ns: dict[int, int] = {}
     last_ns: dict[int, int] = {}
@@ -103,7 +103,7 @@ def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> 
     for launched_ns in launches[1:]:
         later = [attempt for attempt, start_ns in first_ns.items() if start_ns >= launched_ns]
         earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
-        # If the attempt before still ran after this launch, the launch did not replace it.
+        # If the previous attempt still ran after this launch, the launch did not replace it.
         if not later or not earlier or last_ns[max(earlier)] > launched_ns:
             continue
         before_ns = max(start_ns for start_ns in launches if start_ns < launched_ns)
@@ -117,7 +117,10 @@ def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> 
 
 
 def clock_shifts(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, int]:
-    """{rank: ns to add to its clock}, so that its host's first steps start when those of the first rank's host do."""
+    """{rank: ns to add to its clock}, so that the first steps of its host and of the first rank's host begin together.
+
+    Ranks whose clock differs by at most `CLOCK_NS` are left out.
+    """
     if not source.has("ranks"):
         return {}
     hosts = dict(source.rows("SELECT rank, arg_max(host, wall_ns) FROM ranks WHERE rank >= 0 GROUP BY rank"))

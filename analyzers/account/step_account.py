@@ -3,9 +3,9 @@
     for account in step_accounts(source):
         account.own_ns["forward_to_backward"], account.waiting_ns, account.transfer_ns, account.not_measured_ns
 
-Own work is split by phase and by gap between phases (`time_classes`). Waits are for a late rank or for the transfer
+Own work is split by phase and by gap between phases (`time_classes`). A wait is for a late rank or for the transfer
 itself (`wait_split`). A pipeline stage without work is idle. Time that no column accounts for was not measured. The
-classes always add up to the step: if the columns of a step add up to more than its duration, all are scaled down.
+classes always add up to the step: if the columns of a step exceed its duration, all of them are scaled down.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StepAccount:
     not_measured_ns: int
     """Time that no column accounts for."""
     in_flight_ns: int = 0
-    """Communication was in flight, and it is unknown whether the device computed or waited for its host."""
+    """Communication was in flight: exposed, or hidden behind computing or a late host. Which of them is unknown."""
     host_late_ns: int = 0
     """A GPU waited for its host to enqueue work, and no communication was in flight."""
 
@@ -66,8 +66,8 @@ class Coverage:
 def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAccount:
     """Put the sums of a rank's steps into classes. Pure.
 
-    1. A GPU without timestamps whose calls were timed: the time that no column accounts for is divided according
-       to `DeviceShares`, and all of its waits count as waiting for late ranks.
+    1. For a GPU without timestamps whose calls were timed, the time that no column accounts for is divided according
+       to `DeviceShares`, and all waits count as waiting for late ranks.
     2. The idle time of a pipeline stage is recorded as waiting in gaps between phases. It is subtracted from those
        waits first, then from gaps without a recorded wait, from unmeasured time, and from waits for late ranks.
     3. All other waits are divided by the share that was for late ranks.
@@ -113,13 +113,13 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
 
 
 def _reduced(amount: int, by: int) -> tuple[int, int]:
-    """`amount` less `by`, but not below 0, and the part of `by` that is left."""
+    """`amount` minus `by`, but not below 0, and the part of `by` that could not be subtracted."""
     part = min(by, amount)
     return amount - part, by - part
 
 
 def step_accounts(source: Source, attempt: int | None = None, since_step: int = 0) -> list[StepAccount]:
-    """Read the accounts of all ranks, of long runs over every k-th step; empty without finished steps."""
+    """Read the accounts of all ranks; empty without finished steps. In long runs only every k-th step is read."""
     if lacking(source, steps=("duration_ns",)):
         return []
     every = every_kth(source, "steps", READ_CALLS, MAX_STEPS)

@@ -30,14 +30,14 @@ __all__ = [
 
 Matrix = npt.NDArray[np.float32]
 WHOLE_STEP = "whole_step"
-"""Place of the whole step minus its known waits, used if no phase was recorded. A rank with longer steps than its peers
-is slow; equal steps prove nothing, since ranks in lockstep have equal steps."""
+"""Name of the place that stands for the whole step minus its known waits, used if no phase was recorded. A rank with
+longer steps than its peers is slow. Equal steps prove nothing, since ranks in lockstep have equal steps."""
 
 _EPOCH = 1 << 40
 CP, TP = 2, 3
 """Positions of the context- and tensor-parallel coordinates in the tuples of `load_places`."""
 FIRST_STEPS = 2
-"""Steps at the start of an attempt that are read; senders and receivers do not change."""
+"""Only the messages of these first steps are read: who sends to whom does not change in an attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +48,21 @@ class Timings:
     ranks: Ints
     steps: Ints
     own: dict[str, Matrix]
-    """Own work by phase, and by gap if gaps are measured on the host's clock; or by `data` and `device`."""
+    """Own work by place: phases, and gaps if they hold own work; without phases, `WHOLE_STEP`; from calls timed on a
+    device, also `device` (own work in an unknown phase)."""
     wait: Matrix
     duration: Matrix
     peers: tuple[Ints, ...]
     """Rows of ranks that compute the same: one array per pipeline stage."""
     loaders: tuple[Ints, ...] | None = None
-    """Rows of ranks with the same data-loading work: the same stage and the same coordinates in its tensor- and
-    context-parallel groups, where often only the first rank loads. None: same as `peers`."""
+    """Rows of ranks with the same data-loading work: the same pipeline stage, and the same coordinates in the tensor-
+    and context-parallel groups, in which often only the first rank loads. None: same as `peers`."""
     is_stamped: bool = False
     """True if the phases were stamped on a GPU."""
 
     @property
     def data_peers(self) -> tuple[Ints, ...]:
-        """Ranks to compare in loading."""
+        """Rows of the ranks whose loading is compared, one array per group."""
         return self.peers if self.loaders is None else self.loaders
 
     @staticmethod
@@ -81,7 +82,7 @@ class Timings:
         return self.steps if self.is_stamped else None
 
     def observations_for(self, num_steps: int, of: slice = slice(None)) -> int:
-        """Number of observations in `of` that represent this many steps."""
+        """Number of observations that represent `num_steps` steps, at the spacing of the observations in `of`."""
         return observations_for(num_steps, self.steps[of]) if self.is_stamped else num_steps
 
     @property
@@ -94,8 +95,8 @@ class Timings:
         return total
 
     def until_all_have(self, max_lag_s: float) -> Timings:
-        """Drop the newest observations in which a rank has no row yet: rows of other nodes arrive later. A rank whose
-        rows end more than `max_lag_s` before the newest is ignored.
+        """Drop the newest observations in which a rank has no row yet, because rows of other nodes arrive later. A rank
+        whose rows end more than `max_lag_s` before the newest row is ignored.
         """
         has_row = ~np.isnan(self.duration)
         if has_row[:, -1].all():
@@ -114,7 +115,7 @@ class Timings:
         )
 
     def places(self, cause: str) -> tuple[str, ...]:
-        """Phases and gaps of one kind of work: `data`, or everything else."""
+        """Places of one kind of work: `data` for that cause, all others for any other cause."""
         known = ("data",) if cause == "data" else (*COMPUTE_PHASES, *GAPS, DEVICE, WHOLE_STEP)
         return tuple(place for place in known if place in self.own)
 
@@ -131,8 +132,8 @@ def observations_for(num_steps: int, steps: Ints) -> int:
 def load_timings(
     source: Source, attempt: int, *, since_step: int = 0, until_step: int | None = None, skip_first: int = 0
 ) -> Timings | None:
-    """Read finished steps, except the first `skip_first` of the attempt; None if there are none. `until_step`: the last
-    step to read; ignored if steps are timed by calls on a device.
+    """Read finished steps, except the first `skip_first` of the attempt; None if no step was finished. `until_step`:
+    the last step to read; ignored if steps are timed by calls on a device.
 
     A step that at most half of the ranks stamped is left out, because its ranks cannot be compared.
     """
@@ -188,7 +189,7 @@ def load_timings(
 
 
 def _num_within(source: Source, attempt: int, steps: Ints, num_first: int) -> int:
-    """Number of observations in the first `num_first` steps of the attempt: not every step is observed."""
+    """Number of observations that cover the first `num_first` steps of the attempt; not every step is observed."""
     if not num_first:
         return 0
     ((first,),) = source.rows(
@@ -265,8 +266,10 @@ class _Placement:
 
 
 def _peers(source: Source, attempt: int, ranks: Ints) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
-    """Rows of the ranks in the same pipeline stage, and of those ranks that are also at the same place in the groups
-    that share a sample. Without mesh coordinates all ranks count as peers."""
+    """Rows of the ranks by pipeline stage, and by stage together with context- and tensor-parallel coordinates.
+
+    Without mesh coordinates and stages all ranks are in one group.
+    """
     stage, coordinates = load_places(source, attempt)
     stages = np.array([stage.get(int(rank), 0) for rank in ranks])
     places = [
@@ -282,7 +285,11 @@ def _groups(labels: npt.NDArray[Any]) -> tuple[Ints, ...]:
 
 
 def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int, tuple[object, ...]]]:
-    """Pipeline coordinate of each rank, and its coordinates in all other dimensions; empty if not recorded."""
+    """{rank: pipeline stage} and {rank: coordinates in all other dimensions}.
+
+    Without a recorded mesh, stages come from messages, else they are 0, and there are no other coordinates. Both are
+    empty without table `ranks`.
+    """
     if not source.has("ranks"):
         return {}, {}
     rows = source.rows(
@@ -322,7 +329,10 @@ def stages_of_messages(source: Source, attempt: int) -> dict[int, int]:
 
 
 def _positions(before: Mapping[int, int | None]) -> dict[int, int]:
-    """Positions along chains of {rank: the rank before it}; empty unless all chains are whole and of one length."""
+    """Position of each rank in its chain; empty unless all chains are complete and equally long.
+
+    `before`: {rank: the rank before it, None for the first of a chain}.
+    """
     positions: dict[int, int] = {}
     for rank in before:
         chain = [rank]

@@ -1,4 +1,4 @@
-"""Split of the waits inside steps: the transfer, a late peer, or the pipeline's neighbours.
+"""Split waits inside steps by what the rank waited for: the transfer, a late peer, or its neighbours in the pipeline.
 
     split = split_waits(source)
     split.late_ratio[(0, 3)]       # share of rank 3's waits in attempt 0 that was for a late rank
@@ -9,13 +9,14 @@ transfer. Another member that was blocked for longer waited for the late one:
 `late = max(0, wait - shortest time of a member)`, the rest is *exposed communication*. Only durations are used.
 
 If no collectives were recorded, the shortest wait of any rank in a step counts as the transfer of that step. This is
-coarser, because it takes several groups together. In long runs only every k-th step is read.
+coarser, because all groups are taken together. In long runs only every k-th step is read.
 
-If the records of some nodes are missing, the late rank may be among them: nothing is split.
+If the records of some nodes are missing, the late rank may be on one of them, so nothing is split.
 
-Ranks on GPUs without device timestamps have no waits in their steps. Their calls give shares (`device_shares`): when
-communication was in flight, and the least that a rank waited in it. While none was in flight the device worked or was
-idle: own time, in a phase that is not known. Time with communication in flight, hidden or not, is not divided further.
+The steps of ranks on GPUs without device timestamps record no waits. Calls give shares of the step time instead
+(`device_shares`): with communication in flight, and a lower bound of the waiting in it. In the rest of the step the
+device computed or was idle, which counts as own time in an unknown phase. Time with communication in flight, hidden or
+not, is not divided further.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ Places = Mapping[tuple[int, int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSplit:
-    """Values by (attempt, rank). `basis`: the records they come from (collectives, steps), or empty."""
+    """Values by (attempt, rank). `basis`: the records that they come from (collectives, steps, durations of calls);
+    empty if nothing was split."""
 
     late_ratio: Places = field(default_factory=dict)
     idle_ns: Places = field(default_factory=dict)
@@ -52,7 +54,7 @@ class WaitSplit:
     device: Mapping[tuple[int, int], DeviceShares] = field(default_factory=dict)
     """Shares of ranks on GPUs without stamps."""
     in_flight_ratio: Places = field(default_factory=dict)
-    """For stamped GPUs: share of the host waits with communication in flight."""
+    """For stamped GPUs: share of the time waiting for the host in which communication was in flight."""
 
 
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
@@ -100,7 +102,8 @@ def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
 def _by_stalls(
     source: Source, numbers: Sequence[int], since_step: int
 ) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
-    """For GPUs with device timestamps: late ranks' share of waits, and the share of host waits with calls in flight."""
+    """For GPUs with device timestamps: the share of waits that was for late ranks, and the share of host waits in which
+    calls were in flight."""
     late: dict[tuple[int, int], float] = {}
     in_flight: dict[tuple[int, int], float] = {}
     if missing_tables(source, "device_stalls", "collectives"):
@@ -169,7 +172,10 @@ def _pipelines(source: Source, where: str) -> dict[tuple[int, int], float]:
 
 
 def _rows_by_rank(attempt: Ints, rank: Ints) -> dict[tuple[int, int], Ints]:
-    """{(attempt, rank): indices of its rows} in columns sorted by both: one query, sliced for each pipeline."""
+    """{(attempt, rank): indices of its rows} in columns sorted by attempt and rank.
+
+    With it, one query serves all pipelines.
+    """
     if not len(rank):
         return {}
     begins = np.flatnonzero(np.r_[True, (np.diff(attempt) != 0) | (np.diff(rank) != 0)])
@@ -206,7 +212,7 @@ class DeviceShares:
     in_flight: float
     """Communication in flight, hidden behind computing or not."""
     waiting: float
-    """Waiting for others in communication, at least."""
+    """Lower bound of waiting for other ranks in communication."""
 
 
 def device_shares(source: Source, attempt: int, *, since_step: int = 0) -> dict[int, DeviceShares]:

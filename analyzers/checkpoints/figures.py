@@ -46,7 +46,7 @@ def saved(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def old_save(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Steps that a failure would have cost at each step, and the saves themselves."""
+    """How many steps a failure would have cost at each step, and the saves themselves."""
     if missing_tables(source, "checkpoints", "steps"):
         return
     good = good_saves(source)
@@ -70,7 +70,7 @@ def waterfall(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def _saves(saves: Mapping[str, Any]) -> Figure:
-    """Points of durations and stalls; failed saves are crosses, saves that had to wait are open triangles."""
+    """Draw durations and stalls as points, failed saves as crosses, and saves that had to wait as open triangles."""
     figure = new_figure(height=320, x="step", y="milliseconds")
     step = ints(saves["step"])
     tier, state = (np.asarray(saves[name], dtype=object).astype(str) for name in ("tier", "state"))
@@ -96,7 +96,7 @@ def _saves(saves: Mapping[str, Any]) -> Figure:
 
 
 def _age(step: Ints, since: Floats, *, due: float | None = None) -> Figure:
-    """Steps that a failure would cost, at each step. `due`: the configured distance between saves."""
+    """Draw how many steps a failure would cost at each step. `due`: the configured number of steps between saves."""
     figure = new_figure(height=260, x="step", y="steps since the last good save", showlegend=False)
     add_line(figure, step, since, name="age", colour=SEQUENCE[0])
     mark_limit(figure, None if due is None else (due, f"due every {due:g} steps"))

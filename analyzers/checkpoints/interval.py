@@ -1,12 +1,12 @@
 """Checkpoint interval, from the measured cost of a save and the failure rate of the run.
 
-    daly_interval_s(cost_s=0.2, mtbf_s=3600.0)     # 37.7: seconds of training between two saves
+    daly_interval_s(cost_s=0.2, mtbf_s=3600.0)     # 37.8: seconds of training between two saves
     suggest(source, manifest)                      # from a run's own saves and failures; None without saves
 
 The expected time lost to saves and to repeated work is lowest, to first order, with sqrt(2 * cost * MTBF) between saves
-(Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974). Daly's higher order ("A
-higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37) is also
-valid if saves are not short compared with the time between failures:
+(Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974). Daly's higher-order formula
+("A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37) also
+holds if saves are not short compared with the time between failures:
 
     sqrt(2 c M) * (1 + sqrt(c / 2M) / 3 + (c / 2M) / 9) - c        for c < 2 M, else M
 
@@ -29,7 +29,7 @@ __all__ = ["Suggestion", "daly_interval_s", "suggest", "young_interval_s"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """Suggested interval, and the numbers behind it."""
+    """Suggested interval, and the numbers from which it was computed."""
 
     steps: int
     interval_s: float
@@ -37,18 +37,18 @@ class Suggestion:
     mtbf_s: float
     num_saves: int
     num_failures: int
-    """Number of failed attempts of the run; with 0 the rate is assumed."""
+    """Number of failed attempts of the run; if 0, `mtbf_s` is assumed from the number of devices."""
 
 
 def young_interval_s(*, cost_s: float, mtbf_s: float) -> float:
-    """Seconds between saves, first order. Raises ValueError unless both are positive."""
+    """Seconds between saves by Young's first-order formula. Raises ValueError unless both arguments are positive."""
     if not (cost_s > 0 and mtbf_s > 0):
         raise ValueError(f"cost_s = {cost_s}, mtbf_s = {mtbf_s}: both must be above 0")
     return math.sqrt(2 * cost_s * mtbf_s)
 
 
 def daly_interval_s(*, cost_s: float, mtbf_s: float) -> float:
-    """Seconds between saves, higher order. Raises ValueError unless both are positive."""
+    """Seconds between saves by Daly's higher-order formula. Raises ValueError unless both arguments are positive."""
     first_order_s = young_interval_s(cost_s=cost_s, mtbf_s=mtbf_s)
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
@@ -57,7 +57,7 @@ def daly_interval_s(*, cost_s: float, mtbf_s: float) -> float:
 
 
 def suggest(source: Source, manifest: Mapping[str, Any], policy: FailurePolicy = FailurePolicy()) -> Suggestion | None:
-    """The interval for a run as it was recorded; None if it has saved nothing or taken no step.
+    """Suggest an interval from a run's records; None without a finished step or a verified save to disk.
 
     Attempts that were stopped on purpose are not failures. The interval is at least the duration of the longest save,
     so that no save waits for the previous one.

@@ -3,10 +3,10 @@
     findings = communication(store, Scope())       # kinds exposed_communication, low_bandwidth, small_buckets
 
 1. `account.device.exposure` separates exposed from overlapped communication. The share of exposed transfers is always
-   reported, as advice if it is at least `SHARED.cost_ratio` of the step. Waits for late ranks are
-   counted as waiting for stragglers.
-2. `bandwidth` compares each operation, size and group with the fastest of the run. A mesh dimension whose large
-   messages are slower than those of another one by `SHARED.clear_factor` is advice: its links are slower.
+   reported, as advice if it is at least `SHARED.cost_ratio` of the step. Waits for late ranks do not count: they are
+   the cost of stragglers.
+2. `bandwidth` compares each operation, size and group with the fastest of the run. If the large messages of a mesh
+   dimension are slower than those of another one by `SHARED.clear_factor`, advice says that its links are slower.
 3. Gradient buckets are too small if their latency exceeds the time to move their bytes, and merging them would save
    `SHARED.saving_ratio` of the step.
 
@@ -156,8 +156,8 @@ def _exposed(
 
 
 def _latency(classes: Sequence[CallClass], policy: CommunicationPolicy) -> dict[str, float]:
-    """Share of the transfer time that the bytes do not explain at the run's best bandwidth; empty if that bandwidth was
-    reached by small messages only."""
+    """Evidence: the share of the transfer time that the bytes do not explain at the run's best bandwidth, and this
+    bandwidth; empty if a small message reached it."""
     best = max(classes, key=lambda one: one.bus_gb_per_s, default=None)
     if best is None or best.num_bytes < policy.large_bytes:
         return {}
@@ -238,7 +238,7 @@ def _small_buckets(
         if calls_per_step < policy.min_buckets:
             continue
         lost_ms = sum(latency_ms(one, best) * one.num_calls for one in small) / num_steps
-        # Merging leaves one call's latency, and saves nothing of what the backward pass already hides.
+        # After merging, one call's latency remains. Latency that the backward pass already hides cannot be saved.
         gain_ms = min(lost_ms * (1 - 1 / calls_per_step), exposed_ms)
         if gain_ms < SHARED.saving_ratio * step_ms:
             continue

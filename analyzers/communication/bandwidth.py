@@ -31,8 +31,8 @@ MAX_CALLS = 2_000_000
 """Larger tables of collectives are sampled: only every k-th step is read."""
 _FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
             "all_to_all": "(n - 1.0) / n"}  # fmt: skip
-"""Bytes over each ring link, relative to the recorded bytes: a rank's input, which for an all_gather is 1 / N of the
-data."""
+"""Bytes over each ring link, relative to the recorded bytes. These are a rank's input, which for an all_gather is 1 / N
+of the data."""
 _COLUMNS = ("op", "process_group", "bytes", "n", "num_calls", "transfer_ms", "bus_gb_per_s", "wait_s")
 
 
@@ -46,7 +46,7 @@ class CallClass:
     num_members: int
     num_calls: float
     transfer_ms: float
-    """Mean transfer time of a step's calls, median over the steps."""
+    """Mean transfer time of the calls in a step; median over the steps."""
     bus_gb_per_s: float
     wait_s: float
     """Total wait of all members over the run; NaN if no wait was measured, as on GPUs without stamps."""
@@ -75,7 +75,10 @@ class CallClass:
 
 
 def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = ()) -> list[CallClass]:
-    """Classes of an attempt's collectives in `phases` (empty: all), by descending wait; no point-to-point calls."""
+    """Classes of an attempt's collectives in `phases` (empty: all), by descending wait.
+
+    Point-to-point calls, barriers and calls without bytes or measured time are left out.
+    """
     found = call_columns(source, attempt=attempt, phases=phases)
     rows = [
         (str(op or ""), str(group or ""), int(size or 0), int(members), float(calls), float(took), float(speed),

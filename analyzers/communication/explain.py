@@ -37,7 +37,7 @@ def _buckets(finding: Finding) -> str:
 
 
 def _overlap(finding: Finding) -> str:
-    """Advice on exposed calls: larger buckets help only if latency takes the time, not if the bytes do."""
+    """Advice on exposed calls: larger buckets help only if latency takes most of the time, not if the bytes do."""
     facts = finding.evidence
     latency_ratio: Any = facts.get("latency_ratio")
     if not is_number(latency_ratio) or latency_ratio >= SHARED.saving_ratio:

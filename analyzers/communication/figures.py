@@ -33,7 +33,7 @@ def exposure(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def bandwidth(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Bus bandwidth of the slow group's calls and of the best seen, the largest messages first."""
+    """Bus bandwidth of the calls of the slow and the best group, then of other groups; large messages first."""
     attempt = attempt_of(source, finding)
     if attempt is None or missing_tables(source, "collectives"):
         return
@@ -51,7 +51,7 @@ def bandwidth(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def buckets(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Transfer of each size of the operation, and the time that its bytes take at the best bandwidth seen."""
+    """Transfer time of a call for each message size, and the time that its bytes take at the best bandwidth."""
     attempt = attempt_of(source, finding)
     if attempt is None or missing_tables(source, "collectives"):
         return

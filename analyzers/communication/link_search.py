@@ -1,5 +1,5 @@
-"""Search for slow links: groups and pairs of ranks with longer transfers than comparable ones, or than in their own
-past.
+"""Search for slow links: groups and pairs of ranks whose transfers take longer than those of comparable ones, or than
+they did before.
 
     slow_links(source, attempt=0)        # [SlowLink(ranks=(3,), groups=("dp:1-3/2", "tp:2-3"), ...)]
 
@@ -8,9 +8,10 @@ past.
    exchange messages of the same size are compared in the same way, separately within hosts and between hosts.
 2. A group alone in its dimension, and pairs with nothing to compare with, are compared with their own past. If most
    pairs became slower, the cause is not a link (`stragglers.throughput` reports that).
-3. A group or pair that is slow in most windows from an onset on has a slow link. `slow_link` names the ranks, and
-   single steps date the onset of a group.
-4. If its ranks wait for cores, transfers also differ without a slow link, so only clear ones are kept.
+3. A group or pair that is slow in most windows of a stretch has a slow link; a stretch that is over must be longer.
+   `slow_link` names the ranks. The onset of a group that became slower is found among single steps.
+4. If the ranks of a link wait for cores, their transfers also differ without a slow link, so the link is kept only if
+   it is clearly slower.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Members = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rise:
-    """Windows from `begin` on are slow."""
+    """A rise that lasts: all windows from index `begin` on are slow."""
 
     begin: int
     factor: float
@@ -68,7 +69,8 @@ def slow_links(
             risen += _slower_than_before(op, num_bytes, groups, members, policy)
     pairs = _slow_pairs(source, attempt, policy, since_step)
     pairs = [pair for pair in pairs if not _is_core_wait(source, attempt, pair, since_step, policy)]
-    # A slow link of one group also slows the groups of all ranks.
+    # A slow link of one group also slows groups of all ranks, so groups without peers count only if no such link is
+    # found.
     links = [narrow_to_member(link, classes, members, policy) for link in join_groups(compared)]
     links = links or [_with_onset(source, attempt, link, since_step) for link in join_groups(risen)[:1]]
     links = join_with_pairs(links, pairs)
@@ -76,14 +78,14 @@ def slow_links(
 
 
 def find_slow_rows(transfers_ms: Floats, policy: SlowLinkPolicy) -> list[tuple[int, int, int, float]]:
-    """Return (row, first window, one after the last, factor) of slow rows of a matrix group x window. Pure."""
+    """Return (row, first window, last window + 1, factor) of each slow row of a matrix [groups, windows]. Pure."""
     num_groups = len(transfers_ms)
     slow = []
     factors = transfers_ms / np.maximum(others_median(transfers_ms), 1e-6)
     least = SHARED.beyond_few_factor if num_groups == 2 else SHARED.slow_factor
     min_windows = policy.min_windows_unsure if num_groups == 2 else SHARED.repeats
     for row, factor in enumerate(factors):
-        # The slow stretch: its factors exceed half of the required excess by the largest sum.
+        # The slow stretch is the one in which the factors exceed half of the required excess by the largest sum.
         gains = np.cumsum((factor - (1 + least) / 2)[::-1])[::-1]
         begin = int(np.argmax(gains))
         gains = np.cumsum(factor[begin:] - (1 + least) / 2)
@@ -95,13 +97,13 @@ def find_slow_rows(transfers_ms: Floats, policy: SlowLinkPolicy) -> list[tuple[i
 
 
 def find_rise(transfers_ms: Floats) -> Rise | None:
-    """Find the rise of one row of windows that lasts to the newest; None without one. Pure."""
+    """Find a rise in a row of windows that lasts until the newest window; None without one. Pure."""
     total = len(transfers_ms)
     logs = np.log(np.maximum(transfers_ms, 1e-6))
     best: tuple[float, int] | None = None
     for begin in range(SHARED.min_times, total - SHARED.min_times + 1):
         rise = float(logs[begin:].mean() - logs[:begin].mean())
-        # Likelihood of a change: its size, and the number of windows on both sides.
+        # The likelihood of a change grows with its size and with the number of windows on both sides.
         gain = rise * math.sqrt(begin * (total - begin) / total)
         if best is None or gain > best[0]:
             best = (gain, begin)
@@ -174,7 +176,7 @@ def _slower_than_before(
 
 
 def _with_onset(source: Source, attempt: int, link: SlowLink, since_step: int) -> SlowLink:
-    """Date a group's rise by single steps: find the first step from which transfers take nearly as long as after the
+    """Find the step at which a group's rise began: the first one from which transfers take nearly as long as after the
     rise. The network may already have been slightly slower some windows earlier.
     """
     dimension = link.groups[0].partition(":")[0]
@@ -187,8 +189,8 @@ def _with_onset(source: Source, attempt: int, link: SlowLink, since_step: int) -
 
 
 def _without_common_rise(found: list[SlowLink], groups: Groups) -> list[SlowLink]:
-    """Drop all pairs if most of them became slower, unless there is only one link, or all slow links have one rank in
-    common."""
+    """Drop all pairs if at least half of them became slower, unless there is only one link, or the slow links have a
+    rank in common."""
     links = {frozenset(name.split(" -> ")) for name in groups}
     slow = {frozenset(link.groups[0].split(" -> ")) for link in found}
     is_one_rank = len(slow) < len(links) and bool(frozenset.intersection(*slow)) if slow else False

@@ -1,10 +1,11 @@
-"""Links between nodes, from records of NCCL's proxy threads: how long a sender waits for its network.
+"""Links between nodes, and how long their senders wait for the network, from records of NCCL's proxy threads.
 
     for link in network_links(source, attempt=0):
         link.rank, link.peer, link.channel, link.factor
 
-A slow link slows its whole ring, so all members of a group see the same slow call. Its sender alone waits for the
-network; the others wait for data or for credit. The plugin records this if `steps` are requested (docs/gpu.md).
+A slow link slows its whole ring, so all members of a group see the same slow call. Only the sender on the slow link
+waits for the network; the others wait for data or for credit. The plugin records these waits if `steps` are requested
+(docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class NetworkLink:
     peer: int
     channel: int
     factor: float = 1.0
-    """Time per byte for which the sender waited for its network / median of all other links."""
+    """Time per byte that the sender waited for its network, relative to the median of all other links."""
 
     @property
     def text(self) -> str:
@@ -45,7 +46,7 @@ WHERE l.attempt = ? AND len(g.members) > l.peer
 
 
 def network_links(source: Source, attempt: int, policy: NetworkLinkPolicy | None = None) -> list[NetworkLink]:
-    """All links that moved enough to be compared, with their factors; empty without such records."""
+    """All links that moved enough bytes to be compared, with their factors; empty without such records."""
     policy = policy or NetworkLinkPolicy()
     if missing_tables(source, "nccl_links", "nccl_groups"):
         return []

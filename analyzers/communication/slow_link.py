@@ -2,11 +2,11 @@
 
     link.ranks, link.groups, link.factor, link.excess_ms, link.first_step
 
-1. Slow groups of several mesh dimensions name the ranks that they share (`join_groups`).
-2. A single slow group names all its members, unless a group of another dimension that shares one member with it became
-   slower at the same time, even if by less (`narrow_to_member`).
-3. Slow pairs that all have one rank in common, and lead to several others, name that rank (`join_pairs`).
-4. A slow group together with slow pairs of one of its members names that member (`join_with_pairs`).
+1. If groups of several mesh dimensions are slow, the ranks that they share are named (`join_groups`).
+2. If a single group is slow, all its members are named. If a group of another dimension that shares only one member
+   with it is slower at the same time, even if by less, that member is named (`narrow_to_member`).
+3. If all links of a rank with several neighbours are slow, that rank is named (`join_pairs`).
+4. If a group and pairs of one of its members are slow, that member is named (`join_with_pairs`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["SlowLink", "join_groups", "join_pairs", "join_with_pairs", "narrow_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink:
-    """Ranks between which transfers are slow; ms per step."""
+    """Ranks between which transfers are slow. `excess_ms` is per step, the other times are of one transfer."""
 
     ranks: tuple[int, ...]
     groups: tuple[str, ...]
@@ -39,7 +39,7 @@ class SlowLink:
     excess_ms: float
     transfer_ms: float
     others_ms: float
-    """Transfer time of comparable groups or pairs; if `has_peers` is False, of the link itself before the onset."""
+    """Transfer time of comparable groups or pairs, or of the link itself before the onset if `has_peers` is False."""
     first_step: int
     last_step: int
     is_ongoing: bool
@@ -55,7 +55,7 @@ class SlowLink:
 
     @property
     def is_pair(self) -> bool:
-        """True if measured on point-to-point messages; `groups` are then pairs."""
+        """True if the link was measured on point-to-point messages; `groups` are then names of pairs."""
         return " -> " in self.groups[0]
 
     @property
@@ -70,7 +70,7 @@ class SlowLink:
 
 
 def join_groups(found: Sequence[SlowLink]) -> list[SlowLink]:
-    """Keep one link per group (its largest excess), and join those of several dimensions that share ranks."""
+    """Keep each group's link with the largest excess, and join links of different dimensions that share ranks."""
     largest: dict[str, SlowLink] = {}
     for link in found:
         (group,) = link.groups
@@ -92,7 +92,7 @@ def join_groups(found: Sequence[SlowLink]) -> list[SlowLink]:
 def narrow_to_member(
     link: SlowLink, classes: Classes, members: Mapping[str, tuple[int, ...]], policy: SlowLinkPolicy
 ) -> SlowLink:
-    """Name the one member whose group in another dimension became slower too; without such a member return the link
+    """Name the one member whose group in another dimension is slower too; without such a member return the link
     unchanged. A fault does not slow crossing groups equally: it may make one group 4x slower, and the other, which
     sends smaller messages, only 1.5x slower. On its own, such a small slowdown takes more steps to prove.
     """
@@ -129,7 +129,7 @@ def join_pairs(found: Sequence[SlowLink], num_neighbours: Mapping[int, int]) -> 
 
 
 def join_with_pairs(links: Sequence[SlowLink], pairs: Sequence[SlowLink]) -> list[SlowLink]:
-    """Name the member whose pairs are slow together with its group; the costlier of the two gives the numbers."""
+    """Name the member whose pairs and group are both slow. The numbers are those of the link that costs more."""
     result: list[SlowLink] = []
     used: set[SlowLink] = set()
     for link in links:
@@ -149,7 +149,7 @@ def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> li
     """Groups whose transfers are slower than comparable ones while the link is slow."""
     windows = next(iter(groups.values()))
     usual = np.median([window.num_calls for window in windows.values()])
-    # A window counts only if it is at least half full, which the newest may not be.
+    # A window counts only if it has at least half of the usual calls; the newest window may have fewer.
     parts = [p for p in shared_windows(groups) if _overlaps(windows[p], link) and 2 * windows[p].num_calls >= usual]
     parts = parts[-max(SHARED.min_times, len(parts) // 2) :]
     if len(groups) < 2 or len(parts) < SHARED.repeats:

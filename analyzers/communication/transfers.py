@@ -7,7 +7,8 @@
 * Collectives: all members leave together, so the shortest time among them is the transfer without waiting. That is the
   time of the member that arrived last, so a slow rank does not lengthen it, but a slow link does.
 * Messages between two ranks: the transfer begins when both sides have made their call and ends with the receive. On one
-  host both times are by the same clock. Between hosts, whose clocks differ, the shorter of the two durations counts.
+  host both times are from the same clock. Between hosts, whose clocks differ, the shorter of the durations of send and
+  receive counts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = [
 
 
 class Window(NamedTuple):
-    """Calls of one group or pair in some steps."""
+    """Calls of one group or pair in one window of steps."""
 
     transfer_ms: float
     num_calls: int
@@ -34,9 +35,9 @@ class Window(NamedTuple):
 
 
 Groups = dict[str, dict[int, Window]]
-"""Windows by name of the group or pair, and by number of the window."""
+"""{name of the group or pair: {number of the window: window}}."""
 Classes = dict[tuple[str, str, int], Groups]
-"""Groups by mesh dimension, operation and bytes."""
+"""{(mesh dimension, operation, bytes): groups}."""
 
 
 def group_transfers(source: Source, attempt: int, window_steps: int, since_step: int = 0) -> Classes:
@@ -64,7 +65,7 @@ def group_transfers(source: Source, attempt: int, window_steps: int, since_step:
 def pair_transfers(
     source: Source, attempt: int, window_steps: int, since_step: int = 0
 ) -> tuple[dict[tuple[int, bool], Groups], dict[str, tuple[int, ...]]]:
-    """Read transfers of messages by (bytes, between hosts), and the ranks of each pair."""
+    """Read transfers of messages: {(bytes, True if between hosts): pairs} and {pair: its two ranks}."""
     host = "SELECT rank, arg_max(host, wall_ns) AS host FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank"
     if not source.has("ranks"):
         host = "SELECT 0 AS rank, NULL AS host WHERE ? < 0"
@@ -110,7 +111,7 @@ def shared_windows(groups: Groups) -> list[int]:
 
 
 def core_wait_ms(source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> float | None:
-    """Median time per step for which the ranks waited for a core; None if not recorded."""
+    """Median time per step that one of the ranks waited for a core (ms); None if not recorded."""
     if not ranks:
         return None
     ((waited,),) = source.rows(
@@ -122,7 +123,7 @@ def core_wait_ms(source: Source, attempt: int, ranks: Sequence[int], first_step:
 
 
 def core_waits(source: Source, attempt: int, ranks: Sequence[int], since_step: int) -> tuple[Ints, Floats]:
-    """Steps, and the median time for which the ranks waited for a core in each (ms)."""
+    """Steps, and for each the median time that one of the ranks waited for a core (ms)."""
     table = source.query(
         f"""
         SELECT step, median(run_delay_ns) / 1e6 AS waited FROM steps

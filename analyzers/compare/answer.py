@@ -5,9 +5,9 @@
     #  are bitwise identical in 60 steps."
 
 A difference counts only beyond its interval or noise. If one run is faster and the other has the lower loss, neither is
-called better. A run may be called faster or lower in loss, but not better, if it has a `shortcoming` (it did not
-finish, or it alone has a critical finding) or trains a different model. The loss at equal steps does not count if the
-runs differ in tokens per step. The speed does not count if the load of the hosts may explain it (`load`).
+called better. A run that has a `shortcoming` (it did not finish, or it alone has a critical finding) or trains a
+different model may be called faster or lower in loss, but not better. The loss at equal steps does not count if the
+runs differ in tokens per step. The speed does not count if the load of the hosts may explain the difference (`load`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def answer(
     run_a: str, run_b: str, speed: Change | None, loss: LossChange | None, *, against_a: str = "", against_b: str = "",
     against_either: str = "", load: str = "", nonfinite_since: tuple[int | None, int | None] = (None, None),
 ) -> str:  # fmt: skip
-    """Return which run is better and why. `against_a` and `against_b`: shortcomings of that run. `against_either`: a
-    reason to call neither better. `load`: a sentence on hosts whose load may explain the speed.
-    `nonfinite_since`: for both, the step from which the loss is NaN or Inf, which is worse than any loss."""
+    """Return which run is better and why. `against_a`, `against_b`: shortcomings of run A and of run B.
+    `against_either`: a reason to call neither better. `load`: a sentence if the load of the hosts may explain the
+    difference in speed. `nonfinite_since`: for A and B, the step from which the loss is NaN or Inf, which is worse
+    than any finite loss."""
     # +1: B wins, -1: A wins, 0: undecided.
     by_speed = 0 if speed is None or load else int(speed.high < 1) - int(speed.low > 1)
     by_loss = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
@@ -76,7 +77,7 @@ def answer(
 
 
 def speed_words(speed: Change) -> str:
-    """Predicate: `takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %)`."""
+    """Predicate of a sentence about run B: `takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %)`."""
     per = "token" if speed.per_token else "step"
     if speed.low <= 1 <= speed.high:
         low, high = 100 * (speed.low - 1), 100 * (speed.high - 1)
@@ -114,7 +115,7 @@ def loss_sentence(loss: LossChange | None) -> str:
 
 
 def nonfinite_sentence(run: str, since: int) -> str:
-    """Sentence on a run whose loss is NaN or Inf from a step to its end."""
+    """Sentence on a run whose loss is NaN or Inf from step `since` to the end."""
     return f"The loss of {run} is NaN or Inf from step {since} on."
 
 

@@ -1,7 +1,7 @@
 """Conditions of two runs that are not settings: ranks, devices, hosts and their load, tokens per step, memory.
 
     conditions(Run(source=a, facts=..., times=...), Run(source=b, facts=..., times=...))
-    # (("host load per CPU", "0.9", "3.2"), ...): those that differ, and the load in any case
+    # (("host load per CPU", "0.9", "3.2"), ...): conditions that differ, and the load in any case
 
 A run on a busy host is slower with the same settings, so both loads are listed even if they are equal.
 """
@@ -36,7 +36,7 @@ class Run:
 
 
 def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
-    """Differences between the machines and the work of the two runs."""
+    """Differences between the machines and the work of the two runs, and always the host load if it was recorded."""
     found: list[Difference] = []
     for name, value_of in (("ranks", _ranks), ("mesh", _mesh), ("device", _devices), ("hosts", _hosts)):
         pair = value_of(a), value_of(b)
@@ -66,8 +66,8 @@ def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
 def load_caveat(speed: Change | None, a: Run, b: Run) -> str:
     """Return a sentence if the slower run had a much busier host, which may be why it is slower; else empty.
 
-    With fewer processes than CPUs no process waits for a core. Runs with different numbers of ranks differ in load
-    without another job.
+    A host with fewer runnable processes than CPUs does not count as busy, because no process waits for a core there.
+    Runs with different numbers of ranks are not compared: their loads differ even without another job.
     """
     before, after = _load(a.source), _load(b.source)
     if speed is None or before is None or after is None or _ranks(a) != _ranks(b):

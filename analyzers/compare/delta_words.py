@@ -1,10 +1,10 @@
-"""Compare a run with its baseline in a few words: slower or not, worse loss or not, and how certain that is.
+"""Compare a run with its baseline in a few words: whether it is slower or has a worse loss, and with what certainty.
 
     words = delta_words(comparison)         # compare(baseline, run)
     words.speed       # "slower: takes 12.0 % more time per token (95 % interval 10.0 to 14.0 %)"
     words.loss        # "no clear difference: 0.004 higher, noise 0.02"
 
-A difference within its interval or noise is never called a difference.
+A value within its interval or noise is never called a difference.
 """
 
 from __future__ import annotations

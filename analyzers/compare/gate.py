@@ -22,7 +22,7 @@ _NAMES = ("slower", "loss", "findings", "critical")
 
 
 class GateError(ValueError):
-    """An unknown condition, or one with a bad limit; one line."""
+    """An unknown condition or an invalid limit; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +31,15 @@ class Gate:
 
     name: str
     limit_ratio: float = SHARED.saving_ratio
-    """Limit of `slower`: the whole interval of the time ratio must be above it."""
+    """Limit of `slower`: the gate fails if the whole interval of the time ratio is at or above 1 + `limit_ratio`."""
 
 
 def gates_of(texts: Sequence[str]) -> list[Gate]:
-    """Read the conditions. Raises GateError."""
+    """Parse conditions. Raises GateError."""
     found = []
     for text in texts:
         name, has_limit, limit = text.partition(":")
-        name = "slower" if name == "warning" else name  # its name in version 0.1
+        name = "slower" if name == "warning" else name  # the name of `slower` in version 0.1
         if name not in _NAMES:
             raise GateError(f"{text}: choose slower, slower:PERCENT, loss, findings or critical")
         if not has_limit:
@@ -56,7 +56,7 @@ def gates_of(texts: Sequence[str]) -> list[Gate]:
 
 
 def failures(comparison: Comparison, gates: Sequence[Gate]) -> list[str]:
-    """Return the reasons for which the gates fail, one line each."""
+    """Return one line for each gate that fails: the reason."""
     return [reason for gate in gates if (reason := _reason(comparison, gate))]
 
 

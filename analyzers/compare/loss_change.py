@@ -20,22 +20,23 @@ __all__ = ["LossChange", "loss_change", "nonfinite_since"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossChange:
-    """Difference over the last tenth of the common steps, in nats; positive: the second loss is higher."""
+    """Mean difference over the last tenth of the common steps (at least 10), in nats. It is positive if the second loss
+    is higher."""
 
     common_steps: int
     difference: float
     noise: float
     """Standard error of the difference, from the step-to-step changes of both curves."""
     first_different_step: int | None
-    """First step at which the losses are not bitwise identical; None if they always are."""
+    """First step at which the losses are not bitwise identical; None if there is none."""
     is_real: bool
-    """True if the difference exceeds the noise."""
+    """True if the difference exceeds `SHARED.outlier_sigmas` times the noise."""
     equal_tokens: bool = True
     """False if the runs train different numbers of tokens per step, so that equal steps cannot be compared."""
 
 
 def _losses(source: Source) -> dict[int, float]:
-    """{step: loss}; for a step that ran more than once, the last execution."""
+    """{step: loss} of the lowest rank with losses; if a step ran more than once, of its last committed execution."""
     table = source.query(
         """
         SELECT step, arg_max(loss, (attempt, start_ns)) AS loss FROM steps
@@ -71,7 +72,7 @@ def loss_change(a: Source, b: Source, *, equal_tokens: bool = True) -> LossChang
     curve_a, curve_b = (np.array([losses[step] for step in steps]) for losses in (losses_a, losses_b))
     unequal = np.flatnonzero(curve_a != curve_b)
     last = max(10, len(steps) // 10)
-    # The change from step to step has the noise of two losses, so its variance is halved.
+    # A change from step to step contains the noise of two losses, so its variance is halved.
     jumps = sum(float(np.median(np.abs(np.diff(curve)))) ** 2 for curve in (curve_a, curve_b))
     difference = float(np.mean(curve_b[-last:] - curve_a[-last:]))
     noise = MAD_TO_SIGMA * float(np.sqrt(jumps / 2 / last))

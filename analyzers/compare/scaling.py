@@ -1,12 +1,13 @@
-"""Scaling efficiency of recorded runs: throughput at N ranks relative to N times that of one rank.
+"""Scaling efficiency of recorded runs: throughput per rank relative to the run with the fewest ranks.
 
     scaling = scaling_of([Side(...), Side(...), ...])
     scaling.kind                         # strong | weak | mixed
     scaling.points[2].efficiency_ratio   # 0.87, with .low and .high
 
-*Strong* scaling has the same tokens per step on more ranks, *weak* scaling the same tokens per step and rank. The run
-with the fewest ranks is the base; ideal scaling keeps its throughput per rank. `serial_ratio` is the experimentally
-determined serial fraction of Karp and Flatt (1990), computed from the speed-up. If it grows with N, so does overhead.
+*Strong* scaling keeps the tokens per step constant on more ranks; *weak* scaling keeps the tokens per step and rank
+constant. The run with the fewest ranks is the base; ideal scaling keeps its throughput per rank. `serial_ratio` is the
+experimentally determined serial fraction of Karp and Flatt (1990), computed from the speed-up. If it grows with N,
+overhead does too.
 """
 
 from __future__ import annotations
@@ -52,15 +53,16 @@ class Point:
     efficiency_ratio: float
     low: float
     high: float
-    """95 % interval of the efficiency, from resampled blocks of steps; for the base equal to the efficiency."""
+    """`low` and `high`: 95 % interval of the efficiency, from resampled blocks of steps. Both equal the efficiency for
+    the base, and for a run with too few steps."""
     serial_ratio: float | None
-    """Serial fraction of Karp and Flatt; None for the base, and unless scaling is strong."""
+    """Serial fraction of Karp and Flatt; None for runs with as many ranks as the base, and unless scaling is strong."""
     shares: Mapping[str, float]
     """Shares of the step time: training, communication, straggler, bubble, data; empty if not recorded."""
 
     @property
     def lost_to(self) -> str:
-        """Name of the largest share besides training; empty if not recorded."""
+        """Display name of the largest share besides training; empty if not recorded."""
         losses = {name: self.shares.get(name, 0.0) for name in _LOSSES}
         worst = max(losses, key=lambda name: losses[name])
         return _LOSSES[worst] if losses[worst] > 0 else ""
@@ -140,7 +142,7 @@ def _point(run: _Run, base: _Run, kind: str) -> Point:
     work = run.tokens_per_step / base.tokens_per_step
     efficiency = low = high = work * base_ms / step_ms / rank_ratio
     if run is not base:
-        # `work` accounts for the tokens, so that only step times are compared.
+        # `work` accounts for the tokens, so only step times are compared.
         change = between(_without_tokens(base.times), _without_tokens(run.times))
         if change is not None:
             efficiency, low, high = (work / ratio / rank_ratio for ratio in (change.ratio, change.high, change.low))

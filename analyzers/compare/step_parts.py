@@ -1,10 +1,10 @@
 """Parts of the step time by rank, and the phases or ranks that explain why another run's steps are slower or faster.
 
     before, after = step_parts(source_a), step_parts(source_b)
-    main_difference(speed, before, after)    # "Most of the +14.1 ms a step: forward of rank 1 +13.4 ms."
+    main_difference(speed, before, after)    # "A step takes 14.1 ms more, mostly: forward of rank 1 +13.4 ms."
 
-All values are means over the medians of blocks of steps. The medians remove outliers, and the means show a rank that
-was slow in a part of the run, which a median over ranks or over the whole run would hide.
+All values are means of the medians of blocks of steps. The medians remove outliers. The means show a rank that was slow
+in a part of the run, which a median over the ranks or over the whole run would hide.
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ def step_parts(source: Source, policy: ThroughputPolicy | None = None) -> StepPa
 
 
 def main_difference(speed: Change | None, before: StepParts | None, after: StepParts | None) -> str:
-    """Name the ranks, or else the phases, that explain most of a step's change; empty if the change is not significant,
-    or if the two largest explain too little."""
+    """Name the ranks, or else the phases, that explain most of the change of the step time.
+
+    Empty if the change is not significant, or if its `MAX_NAMED` largest parts explain too little of it.
+    """
     if speed is None or speed.low <= 1 <= speed.high or before is None or after is None:
         return ""
     growth = after.step_ms - before.step_ms
@@ -105,8 +107,8 @@ def main_difference(speed: Change | None, before: StepParts | None, after: StepP
 
 
 def _of_ranks(before: StepParts, after: StepParts, growth: float) -> tuple[dict[str, float], str]:
-    """Return ({place: ms}, " of rank 1") if the work of a few ranks explains the growth and that of the others did not
-    grow."""
+    """Return ({place: ms}, " of rank 1") if the work of at most half of the ranks explains the growth, and the work of
+    the others grew much less; otherwise ({}, "")."""
     if before.by_rank.keys() != after.by_rank.keys():
         return {}, ""
     changes = {rank: _work_changes(before.by_rank[rank], parts) for rank, parts in after.by_rank.items()}
@@ -129,7 +131,8 @@ def _work_changes(before: Mapping[str, float], after: Mapping[str, float]) -> di
 
 
 def _explaining(changes: Mapping[str, float], growth: float) -> dict[str, float]:
-    """The largest changes in the same direction as the step time; empty if they do not explain most of its change."""
+    """The largest changes in the direction of `growth`, the change of the step time; empty if they do not explain
+    most of it."""
     sign = 1 if growth > 0 else -1
     largest = sorted(changes, key=lambda place: -sign * changes[place])[:MAX_NAMED]
     named = {place: changes[place] for place in largest if changes[place] / growth >= SHARED.cost_ratio}

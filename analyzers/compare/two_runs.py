@@ -5,7 +5,7 @@
     comparison.speed.ratio          # B's time per token over A's
     comparison.findings             # a regression, if its interval excludes 1
 
-It reports differences and their certainty, but no causes.
+The comparison states differences and their certainty, but no causes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
-    """Run B compared with run A. Differences are (name, value in A, value in B); None: not there."""
+    """Run B compared with run A. A difference is (name, value in A, value in B); None if the run has no such value."""
 
     run_a: str
     run_b: str
@@ -68,11 +68,11 @@ class Comparison:
     speed: Change | None
     """B's time per token or step over A's, with its 95 % interval; None with too few steps."""
     phases: Mapping[str, tuple[float | None, float | None]]
-    """Milliseconds of the parts of a step, mean over the ranks; `waiting` is for other ranks and for transfers."""
+    """{part of a step: (A's, B's) milliseconds, mean over the ranks}; `waiting`: for other ranks and for transfers."""
     main_difference: str = ""
     """Ranks and parts that explain most of the difference per step; empty if none do."""
     load_caveat: str = ""
-    """A sentence if the load of the hosts may explain the difference of speed; empty otherwise."""
+    """A sentence if the load of the hosts may explain the difference in speed; empty otherwise."""
     loss: LossChange | None
     """None with fewer than 20 common steps."""
     nonfinite_since: tuple[int | None, int | None] = (None, None)
@@ -83,12 +83,12 @@ class Comparison:
     both: tuple[Finding, ...]
     """Findings of both runs, in B's version."""
     validation: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """Last and lowest validation loss of both; empty where neither was evaluated."""
+    """{"last" and "lowest": (A's, B's) validation loss}; empty if neither run was evaluated."""
     goodput: Mapping[str, tuple[float | None, float | None]]
-    """Shares of the wall time."""
+    """{category: (A's, B's) share of the wall time}."""
     shortcomings: tuple[str, str] = ("", "")
-    """(reason not to call A better, reason not to call B better): the run did not finish, or has a critical finding
-    that the other lacks."""
+    """(reason not to call A better, reason not to call B better); empty without one. A reason is that the run did not
+    finish, or has a critical finding that the other lacks."""
     findings: tuple[Finding, ...]
     """Findings of the comparison itself: a regression of B's speed, if its interval excludes 1."""
 
@@ -125,7 +125,7 @@ class Comparison:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:
-        """The fields by name as plain values: `settings` as {name, a, b}, `phases` as {name: {a, b}}."""
+        """The fields by name as plain values, such as `settings` as [{name, a, b}] and `phases` as {name: {a, b}}."""
         return {
             "run_a": self.run_a,
             "run_b": self.run_b,
@@ -143,7 +143,7 @@ class Comparison:
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Compare two runs; what one of them did not record is None."""
+    """Compare two runs; values that a run did not record are None."""
     times_a, times_b = step_times(a.source), step_times(b.source)
     speed = between(times_a, times_b) if times_a is not None and times_b is not None else None
     slower = regression(speed) if speed is not None else None
@@ -182,7 +182,7 @@ def compare(a: Side, b: Side) -> Comparison:
 
 
 def _names(a: Diagnosis, b: Diagnosis) -> tuple[str, str]:
-    """Names of the runs, made distinct if two runs in different folders started in the same second."""
+    """Names of the runs; equal names (two folders, started in the same second) get the suffixes ` (A)` and ` (B)`."""
     name_a, name_b = (str(one.run.get("run_id") or letter) for one, letter in ((a, "A"), (b, "B")))
     return (f"{name_a} (A)", f"{name_b} (B)") if name_a == name_b else (name_a, name_b)
 
@@ -192,7 +192,7 @@ def _key(finding: Finding) -> tuple[object, ...]:
 
 
 def _equal_tokens(a: StepTimes | None, b: StepTimes | None) -> bool:
-    """Return False only if both runs record their tokens per step and these differ."""
+    """Return False only if both runs recorded their tokens per step and the numbers differ."""
     before, after = (tokens_of_step(times) for times in (a, b))
     return before is None or after is None or abs(after - before) <= SHARED.min_change_ratio * before
 
@@ -278,5 +278,5 @@ def arguments(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_option(word: str) -> bool:
-    """Return True for `-x` and `--name`; a negative number is a value."""
+    """Return True for `-x` and `--name`, False for a negative number, which is a value."""
     return len(word) > 1 and word[0] == "-" and not (word[1].isdigit() or word[1] == ".")

@@ -2,8 +2,9 @@
 
     findings = fingerprints(store, Scope())        # kinds replica_mismatch, fingerprint_chain_broken
 
-A flipped bit spreads: the gradients that a rank computes from a wrong parameter reach all others through the reduction.
-So the state of all ranks is in doubt after the last check that agreed; the finding names that check's step.
+A flipped bit spreads: the gradients that a rank computes from a wrong parameter reach all other ranks through the
+reduction. So the state of all ranks is in doubt after the last check without a difference. The finding names the step
+of that check.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from probes.tape import event_kinds
 __all__ = ["ANALYSES", "fingerprints"]
 
 MAX_TENSORS = 16
-"""Tensor names listed in the evidence."""
+"""Maximum number of tensor names in the evidence."""
 
 _SETTLED = """
     SELECT attempt, min(newest_ns) FROM (SELECT attempt, rank, max(start_ns) AS newest_ns FROM steps GROUP BY ALL)
     GROUP BY attempt
 """
-"""By attempt, when the rank that is furthest behind began its newest step: all earlier records are in the store."""
+"""SQL: for each attempt, when the rank that is furthest behind began its newest step. All earlier records are in the
+store."""
 
 
 def fingerprints(source: Source, scope: Scope) -> list[Finding]:
@@ -58,7 +60,7 @@ def fingerprints(source: Source, scope: Scope) -> list[Finding]:
 
 
 def _suspicious_checks(source: Source, scope: Scope) -> list[tuple[int, int, int, Sequence[Fingerprint]]]:
-    """Checks in which anything differs, with all rows of those tensors: (attempt, step, execution, rows).
+    """Checks with a difference, as (attempt, step, execution, rows); `rows`: of all ranks, for the tensors that differ.
 
     On a live run, only checks after which all ranks have begun another step are returned. Before that, rows of some
     ranks may still be missing in the store, and the majority is not known.
@@ -126,7 +128,7 @@ def _response(log: EventLog, attempt: int, step: int) -> Response:
     for event in log.of(event_kinds.ROLLBACK, attempt=attempt):
         if step < event.integer("from_step") <= step + SHARED.min_times and event.text("verdict") == "corruption":
             return respond(log, attempt=attempt, step=event.integer("from_step"))
-    return respond(log, attempt=attempt, step=-1)  # no event has this step: no response
+    return respond(log, attempt=attempt, step=-1)  # no event has this step, so the response is empty
 
 
 ANALYSES = (

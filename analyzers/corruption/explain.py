@@ -40,7 +40,7 @@ def _test(what: str, finding: Finding) -> str:
 
 
 def _go_back(finding: Finding) -> str:
-    """Advise to go back before the changed weights; empty where the run already did."""
+    """Advise to resume from a checkpoint before the weights changed; empty if the run already went back."""
     since = finding.evidence.get("last_healthy_step")
     if since is None or finding.evidence.get("restored_step") is not None:
         return ""

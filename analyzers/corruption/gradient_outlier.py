@@ -7,12 +7,12 @@
 A peak is the largest absolute value among a rank's gradients before they are reduced. One flipped bit changes one
 element: a norm over a million elements hides the change unless it is enormous, but the peak shows it.
 
-1. For each rank, take the logarithm of its peak minus the median over its last `window_steps` steps. So ranks need not
-   be equal (stages, shards), only steady.
+1. For each rank, take the logarithm of its peak minus the median over its last `window_steps` steps. So ranks may
+   differ from each other (stages, shards), as long as each is steady.
 2. Subtract the median of this value over the other ranks, which cancels effects on all ranks (learning rate, hard
    batch).
-3. An outlier rises by more than `min_ratio` and by more than `min_sigmas` robust deviations of (2) over the window, or
-   by more than `max_ratio`.
+3. A rank is an outlier if it rises by more than `min_ratio` and by more than `min_sigmas` robust standard deviations of
+   (2) over the window, or by more than `max_ratio`. If several ranks do, none is reported.
 
 An outlier proves nothing by itself: one rank's share of a batch may be hard. The trainer drops the step and computes it
 again from the same state. If the peak repeats, the batch caused it and the step is taken; if not, the device did.
@@ -53,7 +53,7 @@ class GradientOutlier:
 
 
 class GradientOutlierDetector:
-    """Judges every step's peaks; all ranks reach the same result because they see the same numbers."""
+    """Judges the peaks of every step. All ranks reach the same result, because they see the same numbers."""
 
     def __init__(self, policy: GradientOutlierPolicy | None = None) -> None:
         self.policy = policy or GradientOutlierPolicy()
@@ -61,7 +61,7 @@ class GradientOutlierDetector:
         self._rises: deque[Row] = deque(maxlen=self.policy.window_steps)
 
     def observe(self, peaks: Sequence[float]) -> GradientOutlier | None:
-        """Judge one step. Not judged (None) if a peak is zero, unknown or not finite."""
+        """Judge one step; None without an outlier. A step with a zero, unknown or non-finite peak is not judged."""
         if len(peaks) < 2 or not all(math.isfinite(peak) and peak > 0 for peak in peaks):
             return None
         logs = np.log(np.asarray(peaks, dtype=np.float64))
@@ -75,8 +75,8 @@ class GradientOutlierDetector:
         return found
 
     def learn(self, peaks: Sequence[float]) -> None:
-        """Add a step to the history. `observe` adds clean steps; the caller adds steps that proved clean in the
-        recomputation."""
+        """Add a step to the history. `observe` adds steps without an outlier itself. The caller adds a step whose
+        outlier was the same in the recomputation."""
         logs = np.log(np.asarray(peaks, dtype=np.float64))
         self._take(logs, self._relative(logs))
 
@@ -106,7 +106,7 @@ class GradientOutlierDetector:
 
 
 def corrupted_gradients(source: Source, scope: Scope) -> list[Finding]:
-    """One finding for each step whose gradients a rank computed differently the second time."""
+    """One finding for each step in which a rank's outlier did not come back when the step was recomputed."""
     log = EventLog.load(source, (event_kinds.GRADIENT_OUTLIER,))
     events = log.of(event_kinds.GRADIENT_OUTLIER, attempt=scope.attempt)
     return [_finding(event) for event in events if event.detail.get("came_back") is False]

@@ -5,7 +5,7 @@
 
 Both kinds of evidence are exact: a bit that differs is a bit that changed.
 
-1. Replicas: ranks of a replica group hold the same bits. Where they differ, the ranks outside the strict majority are
+1. Replicas: ranks of a replica group hold the same bits. If they differ, the ranks outside the strict majority are
    the culprits. Without a majority (two replicas, or a tie) all ranks of the group are suspects.
 2. The chain: nothing writes to the training state between two optimizer steps. If a tensor's fingerprint before a step
    differs from its fingerprint after the previous step, something other than the optimizer changed it. Its rank is the
@@ -30,7 +30,7 @@ ALL_TENSORS = "(all)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """One rank's checksum of one tensor; `expected` is the one after the last optimizer step, None if not taken."""
+    """One rank's checksum of one tensor. `expected`: the checksum after the last optimizer step, None if not taken."""
 
     rank: int
     group: str
@@ -41,7 +41,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corruption:
-    """Result of one check. `certain`: `ranks` are the culprits, else they are the suspects."""
+    """Result of one check. `certain`: True if `ranks` are the culprits, False if they are suspects."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -53,7 +53,7 @@ class Corruption:
 
     @property
     def text(self) -> str:
-        """Tensors, ranks and the difference, as a clause."""
+        """Clause on the tensors, the ranks and the difference."""
         which = self.tensors[0] if self.tensors else "the state"
         more = f" and {counted(len(self.tensors) - 1, 'more tensor')}" if len(self.tensors) > 1 else ""
         where = f"{which}{more} on {ranks_text(self.ranks)}"
@@ -91,7 +91,7 @@ def judge(fingerprints: Iterable[Fingerprint]) -> Corruption | None:
         return None
     culprits |= broken_ranks
     named.update(*(broken[rank] for rank in broken_ranks))
-    # The row of all tensors adds nothing to the rows of single tensors.
+    # If rows of single tensors differ, the row of all tensors adds nothing.
     tensors = sorted(named - {ALL_TENSORS}) or [ALL_TENSORS]
     ranks = culprits or suspects
     return Corruption(
@@ -106,7 +106,7 @@ def judge(fingerprints: Iterable[Fingerprint]) -> Corruption | None:
 
 
 def _minority(hashes: dict[int, list[int]]) -> set[int]:
-    """Ranks whose hash is not that of the strict majority; empty without a majority."""
+    """Ranks whose hash differs from the hash of the strict majority; empty without a majority."""
     largest = max(hashes.values(), key=len)
     total = sum(map(len, hashes.values()))
     if 2 * len(largest) <= total:

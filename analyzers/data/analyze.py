@@ -1,15 +1,15 @@
-"""Runs that wait for data: share of a step, ranks, onset, and rhythm.
+"""Runs that wait for data: share of the step time, ranks, onset, and rhythm.
 
     findings = data_bound(store, Scope())       # kind data_bound, cause steady | periodic | epoch_start | irregular
 
 1. In each step, the lower median of the ranks' own loading times is used: at least half of the ranks wait that long. A
-   single rank with a slow loader is a straggler and not reported here. Time in which the rank was runnable but waited
-   for a core is subtracted: on a busy machine it lengthens every phase, the loader included.
-2. The run is data-bound from the first step on from which data takes `share_ratio` of the time to the end of the run.
-3. Rhythm: `steady` if most steps wait. Otherwise the *starved* steps count, which wait much longer than the median one.
-   If they are at regular distances, the rhythm is `periodic` (a prefetch buffer that runs empty, a shard that is
-   opened). It is `epoch_start` if the first step is one of them and the distance is long (workers that restart with
-   each epoch).
+   single rank with a slow loader is a straggler and not reported here. Time in which a rank was runnable but waited for
+   a core is subtracted, because on a busy machine it lengthens every phase, including loading.
+2. The run is data-bound from an onset on if data takes `share_ratio` of the time from there to the end of the run.
+3. Rhythm: `steady` if most steps wait. Otherwise only *starved* steps count: steps that wait much longer than the
+   median step. If they are at regular distances, the rhythm is `periodic` (a prefetch buffer that runs empty, a shard
+   that is opened), or `epoch_start` if the distance is long and the first step is starved too (workers that restart
+   with each epoch). If not, it is `irregular`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WAITED = f"greatest(0, {own('data')} - coalesce(run_delay_ns, 0))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """The regularity with which steps wait for data; `every_steps` is 0 if the gaps are not regular."""
+    """How regularly steps wait for data; `every_steps` is 0 if the distances are not regular."""
 
     cause: str
     every_steps: int
@@ -76,7 +76,7 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
     if waits.mean() >= SHARED.agreement_ratio:
         return Rhythm(cause="steady", every_steps=0, starved_steps=int(waits.sum()))
     places = step[starved]
-    # consecutive starved steps count once
+    # neighbouring starved steps count once
     starts = places[np.append(True, np.diff(places) > SHARED.repeats)] if len(places) else places
     gaps = np.diff(starts)
     if len(gaps) >= 2:
@@ -91,7 +91,7 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
 
 
 def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tuple[Ints, Floats, Floats]:
-    """Read (step, ms for data, ms in all) without the first steps."""
+    """Read (step, milliseconds of waiting for data, milliseconds of the step), without the first steps."""
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     table = source.query(
         f"""
@@ -107,7 +107,7 @@ def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tu
 
 
 def _onset(data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> int | None:
-    """Find the first step from which the run is data-bound to its end; None if it is not."""
+    """Find the index of the step from which the run is data-bound until its end; None if it is not."""
     if _share(data_ms[-policy.min_steps :], step_ms[-policy.min_steps :]) < policy.share_ratio / 2:
         return None  # the run is no longer data-bound, or never was
     from_here = np.cumsum(data_ms[::-1])[::-1], np.cumsum(step_ms[::-1])[::-1]
@@ -115,7 +115,7 @@ def _onset(data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> int | None:
     shares = from_here[0][blocks] / np.maximum(from_here[1][blocks], 1e-9)
     if not (shares >= policy.share_ratio).any():
         return None
-    # The onset has the largest sum of data time beyond half of `share_ratio`: steps before it did not wait.
+    # From the onset on, the sum of data time beyond half of `share_ratio` is largest: steps before it did not wait.
     excess = from_here[0] - policy.share_ratio / 2 * from_here[1]
     begin = int(np.argmax(excess[: len(data_ms) - policy.min_steps + 1]))
     mean_ms = float(data_ms[begin:].mean())
@@ -179,8 +179,8 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
 def padding(source: Source, scope: Scope, policy: DataPolicy | None = None) -> list[Finding]:
     """Report the share of padding in the batches of an attached loop; at most one finding per attempt.
 
-    The probes count the positions that an attention mask of 0 and 1 leaves out, as scalars `padded_tokens` of each rank
-    and step. A loop without such a mask has none, and is not judged.
+    The probes record the number of positions with 0 in an attention mask of zeros and ones as a scalar `padded_tokens`
+    of each rank and step. A loop without such a mask is not judged.
     """
     policy = policy or DataPolicy()
     if lacking(source, steps=("tokens",), scalars=("name", "value")):

@@ -3,7 +3,7 @@
 1. `run.ends.endings` gathers how every rank ended, and separates roots from deaths that followed another.
 2. Roots are the first death and all others that did not follow from it, one finding per cause.
 3. If all errors are lost connections and no rank is missing, no rank is named as the cause: the connections between
-   ranks, or to the rendezvous store, were lost. An error that may be a rank's own takes precedence as the root.
+   ranks, or to the rendezvous store, were lost. But if the error of one rank may be its own, this rank is the root.
 4. If all ranks' records stop together without an error, the run was killed or its disk is full: no rank is named.
 5. If a launcher or a whole node was lost (`lost_hosts`), errors of its ranks are consequences.
 6. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
@@ -60,7 +60,7 @@ def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) 
     findings = unrecorded_attempts(source, scope)
     if missing_tables(source, "ranks") or not source.has("steps"):
         return findings or [_insufficient("Deaths of ranks were not checked: no records of ranks or steps.")]
-    if not source.has("events"):  # without recorded process exits, any end of the records would look like a kill
+    if not source.has("events"):  # without recorded process exits, the end of any records would look like a kill
         return findings or [_insufficient("Deaths of ranks were not checked: no events of the run were recorded.")]
     log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
     known = attempts(source)
@@ -99,7 +99,7 @@ def _deaths(
     if _all_ended_well(view, log):
         return []
     stop = stop_while_training(view, log, policy)
-    # A stop was requested, and no rank ended before it or for a reason of its own.
+    # A stop was requested, every rank ended after it, and none ended for a reason of its own.
     if stop is not None and all(
         death.when_ns >= stop.wall_ns and (death.collateral or death.cause == "vanished") for death in deaths
     ):
@@ -129,7 +129,7 @@ def _deaths(
         recording = set(view.ranks) - {death.rank for death in deaths}
         newest_ns = max((newest_ns, *(view.ranks[rank].last_ns for rank in recording)))
         if (now_ns - newest_ns) / 1e9 < DeathPolicy().others_follow_s:
-            return []  # the other ranks may also exit normally, and ranks that still record need no such finding
+            return []  # the other ranks still record, or may also exit normally in a moment
     if not roots:
         return _without_a_root(view, deaths, log, now_ns=now_ns, restart=restart)
     if _aborted_on_mismatch(view, roots):
@@ -165,8 +165,8 @@ def _aborted_on_mismatch(view: AttemptView, roots: Sequence[Death]) -> bool:
 def _without_a_root(
     view: AttemptView, deaths: Sequence[Death], log: EventLog, *, now_ns: int | None, restart: str
 ) -> list[Finding]:
-    """Report deaths whose first one is unknown: all ranks were killed at the same time, or the first rank to die left
-    no record.
+    """Report deaths if it is unknown which was the first: all ranks were killed at the same time, or the first rank to
+    die left no record.
     """
     if now_ns is not None and len({death.rank for death in deaths}) < len(view.ranks):
         return []
@@ -211,8 +211,8 @@ def _without_a_root(
 
 
 def _ended_from_outside(view: AttemptView, how: str, killed: Mapping[int, float], restart: str) -> Finding:
-    """Report a run that ended because its launcher was asked to end it. `killed`: {rank: seconds} of the ranks that it
-    had to kill."""
+    """Report a run that ended because its launcher was asked to end it. `killed`: the ranks that the launcher had to
+    kill, with the seconds that it had waited for them."""
     if killed:
         who = sentence(ranks_text(sorted(killed)))[:-1]
         were = "was" if len(killed) == 1 else "were"
@@ -250,7 +250,7 @@ def _all_seen(view: AttemptView) -> str:
 
 
 def _interruption(view: AttemptView, log: EventLog) -> str:
-    """Name the signal that interrupted a launcher, as far as it recorded one; "" if none did."""
+    """Clause on the signal that interrupted a launcher, as far as it was recorded; "" if none was interrupted."""
     next_ns = next_launch_ns(view, log)
     for event in (event for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt) if event.wall_ns < next_ns):
         number = event.integer("exit_code") - _SIGNALLED
@@ -261,13 +261,14 @@ def _interruption(view: AttemptView, log: EventLog) -> str:
 
 
 def _request(view: AttemptView, log: EventLog) -> str:
-    """Name the signal of a launcher that is still ending, even if it arrived during start-up, before any progress."""
+    """Clause on the signal that asked a launcher to end. It is recorded before the launcher ends, and even during
+    start-up, before any progress."""
     signals = [event.text("signal") for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)]
     return f"its launcher got {signals[0]}" if signals else ""
 
 
 def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequence[int], restart: str) -> Finding:
-    """Report lost connections: every rank reports one and none is missing, so no failed rank is the cause.
+    """Report lost connections: all errors are lost connections and no rank is missing, so no failed rank is the cause.
     `ended`: ranks that SIGTERM ended, before the loss or because of it."""
     first, of_store = failed[0], [death for death in failed if death.is_of_store]
     is_store = first.is_of_store or 2 * len(of_store) > len(failed)
@@ -349,8 +350,8 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
 
 
 def _doing(death: Death, rank_view: RankView | None) -> str | None:
-    """Activity of the rank when it died. When an exception is recorded, its phase has already ended, so the record
-    names the phase."""
+    """Activity of the rank when it died. By the time an exception is recorded, the phase that raised it has ended, so
+    the record of the exception names the phase."""
     if rank_view is None or not death.links:
         return rank_view.doing if rank_view else None
     if death.phase:
@@ -363,7 +364,7 @@ def _where(step: int | None) -> str:
 
 
 def _asked_for(message: str) -> str:
-    """`: it asked for 2.00 GiB` from an allocator's message, else the message; empty if it adds nothing."""
+    """`: it asked for 2.00 GiB` if an allocator's message has the size, else the message; empty if it adds nothing."""
     asked = re.search(r"[Tt]ried to allocate (?:(\d{1,18}) bytes|([\d.]+ ?[KMGT]i?B))", message)
     if asked:
         return f": it asked for {size_text(int(asked[1])) if asked[1] else asked[2]}"
@@ -384,7 +385,7 @@ def _short(message: str) -> str:
 _insufficient = partial(Finding.insufficient, "rank_lost", "rank_lost")
 
 
-# Live, `watch` judges deaths itself: it joins the digests of the other nodes first (`live`).
+# On a live run `watch` judges deaths itself, after it has joined the digests of the other nodes (`live`).
 ANALYSES = (
     Analysis(kinds=("rank_lost",), run=lost_ranks, records="sampled"),
     Analysis(kinds=("excluded",), run=exclusions, live="each_tick"),

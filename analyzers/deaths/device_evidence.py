@@ -1,7 +1,7 @@
-"""Evidence of the device for a rank's end: a fault in one of its kernels, or CUDA memory that ran out.
+"""Evidence from the device for the end of a rank: a fault in one of its kernels, or CUDA memory that ran out.
 
     finding = with_xids(source, finding)
-    finding.evidence["xids"]                      # [43]: XIDs of its device, from the same fault
+    finding.evidence["xids"]                      # [43]: XIDs of the rank's device, from the same fault
     finding = with_cuda_memory(source, finding)
     finding.evidence["holders"]                   # ["process 4711: 118 GiB", ...] on the same device
     finding.evidence["largest_allocations"]       # ["model/attention.py:88 in forward: 12 GiB in 64 blocks", ...]
@@ -9,9 +9,9 @@
 1. The error's message describes the moment of the failure, so its figures take precedence over the snapshot's.
 2. A snapshot that was written after the stack had unwound does not list what filled the memory: its allocations are
    left out if the message states twice as much memory in use.
-3. The watchdog of a communicator aborts a process some steps after the fault of its kernel. With an XID, the step is
-   that of the oldest call that the device had not started.
-4. Where other processes hold the memory, the summary names them. A rank on a CPU, or one that was killed, has neither
+3. The watchdog of a communicator aborts a process some steps after a kernel failed. If an XID was recorded, the finding
+   gets the step of the oldest call that the device had not started.
+4. If other processes hold the memory, the summary names them. A rank that ran on a CPU or was killed has neither
    message nor snapshot.
 """
 
@@ -33,11 +33,11 @@ from probes.tape import event_kinds
 __all__ = ["with_cuda_memory", "with_xids"]
 
 _ALLOCATIONS = ("largest_allocations", "largest_site")
-"""Evidence that a snapshot written after the stack had unwound cannot give."""
+"""Evidence that is left out if the snapshot was written after the stack had unwound."""
 
 
 def with_xids(source: Source, finding: Finding) -> Finding:
-    """The finding with the XIDs that its ranks caused; the summary names them if the rank recorded no error."""
+    """Add the XIDs that the finding's ranks caused. The summary names the first one if a signal ended the rank."""
     if finding.attempt is None or lacking(source, ranks=("device_uuid",)):
         return finding
     log = EventLog.load(source, (event_kinds.XID, *ENDS))
@@ -69,7 +69,7 @@ def with_xids(source: Source, finding: Finding) -> Finding:
 
 
 def with_cuda_memory(source: Source, finding: Finding) -> Finding:
-    """The finding with the figures from the message and the memory snapshot of its first rank."""
+    """Add the figures from the error message and from the memory snapshot of the finding's ranks."""
     message = str(finding.evidence.get("message") or "")
     ranks = _ranks_of_pids(source, finding)
     stated = memory_of_message(message, ranks, [pid for pid, rank in ranks.items() if rank in finding.ranks[:1]])
@@ -98,7 +98,8 @@ def _snapshot(source: Source, finding: Finding) -> dict[str, Any]:
 
 
 def _ranks_of_pids(source: Source, finding: Finding) -> dict[int, int]:
-    """{pid: rank} of the run. The driver reports the host's pids, so ranks in containers may be missing."""
+    """{pid: rank} on the host of the finding's first rank. The driver reports pids of the host, which may differ from
+    the recorded pids of ranks in containers."""
     if lacking(source, ranks=("pid", "host")) or not finding.ranks:
         return {}
     rows = source.rows(

@@ -17,10 +17,10 @@ from analyzers.wording import counted, cut, is_number, listed, ranks_text, sente
 __all__ = ["NEXT", "WHY"]
 
 _LIBRARY = re.compile(r"ALLOC(ATION)?_FAILED|CUDA error: out of memory|Cuda failure", re.IGNORECASE)
-"""Errors of allocations outside of torch's cache: by cuBLAS, cuDNN, NCCL, or the driver itself."""
+"""Errors of allocations outside torch's cache: by cuBLAS, cuDNN, NCCL, or the driver itself."""
 _RESUME = re.compile(r"Resume the run\. |, then resume the run\b")
 MAX_MESSAGE = 140
-"""Characters of an error's message; the evidence has all of it."""
+"""Maximum characters of an error's message; the evidence has the whole message."""
 
 
 def _why_lost(finding: Finding) -> str:
@@ -56,7 +56,7 @@ def _next_exception(finding: Finding, rank: str) -> str:
         return f"Check {raised_at} and the kernels before it: CUDA_LAUNCH_BLOCKING=1 names the one that failed."
     if raised_at:
         return f"Check {raised_at}."
-    is_from_log = bool(finding.evidence.get("lines"))  # then the user gave us the log
+    is_from_log = bool(finding.evidence.get("lines"))  # then the finding is from a log that the user has
     return next_step("exception", finding.ranks) if is_from_log else f"Read the traceback in the log of {rank}."
 
 

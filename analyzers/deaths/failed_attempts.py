@@ -9,9 +9,9 @@ its other ranks ended. An attempt did not fail if
 2. all its ranks closed their records: finished, stopped by the guard, or asked to save for a node that joins,
 3. it was ended to leave out devices on request (`recovery.on_straggler`, `recovery.on_xid`).
 
-A rollback ends no attempt. If another attempt followed and no record says how the earlier one ended, the earlier one
-failed, because a job that is killed as a whole records nothing. The newest attempt may still run, so it counts once its
-launcher has recorded the end, or if the caller knows that it is over.
+A rollback does not end an attempt. If another attempt followed and no record says how the earlier one ended, the
+earlier one failed, because a job that is killed as a whole records nothing. The newest attempt may still run, so it
+counts only if its launcher recorded the end, or if the caller knows that it is over.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["failed_attempts"]
 
 
 def failed_attempts(source: Source, manifest: Mapping[str, Any], *, is_over: bool = False) -> list[int]:
-    """Numbers of the failed attempts, in order; `is_over`: the run has ended, whether or not that was recorded.
+    """Numbers of the failed attempts, in order. `is_over`: the run has ended, whether or not that was recorded.
 
-    If the run has no events, every attempt that another one followed counts as failed.
+    If the run has no events, every attempt except the newest counts as failed.
     """
     known = attempts(source)
     if not known or not source.has("events"):
@@ -56,5 +56,6 @@ def _failed(view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: b
         return any(finding.cause != ON_PURPOSE for finding in found)
     if is_last or (view.ranks and all(rank.closed for rank in view.ranks.values())):
         return False
-    # Otherwise the launcher ended its ranks, unless on request, because of a failure on a node without records here.
+    # Otherwise the launcher ended its ranks, because a node without records here failed, or to exclude devices on
+    # request.
     return not any(event.text("cause") for event in log.of(event_kinds.EXCLUDED, attempt=view.attempt))

@@ -1,4 +1,4 @@
-"""Figures of deaths: the last steps, memory of a rank that ran out of it, and the loss around a resume."""
+"""Figures of deaths and resumes: the last steps, memory of a rank that ran out of it, and state that differs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAX_RANKS = 64
 
 
 def lost_rank(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The last steps of all ranks; of a rank that ran out of memory, its memory first."""
+    """The last steps of all ranks; if a rank ran out of memory, first its memory."""
     if finding.cause == "out_of_memory":
         yield from rank_memory(source, finding)
     yield from moment(source, finding)
 
 
 def resume(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Parts of the state that differ from the saved ones, by rank."""
+    """Parts of the loaded state that differ from the saved state, by rank."""
     events = EventLog.load(source, (event_kinds.RESUME_DIFFERS,)).of(
         event_kinds.RESUME_DIFFERS, attempt=finding.attempt
     )

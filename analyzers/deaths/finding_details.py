@@ -1,4 +1,4 @@
-"""Details of a lost rank that the store has: memory, host, and the step that it may have begun.
+"""Details for the finding of a lost rank, read from the store: memory, XIDs, host, and the step it may have begun.
 
 completed(source, finding)
 """
@@ -17,7 +17,7 @@ AFTER_UPDATE = "in user code after optimizer"
 
 
 def completed(source: Source, finding: Finding) -> Finding:
-    """The finding with evidence from the store: memory, or the host of the rendezvous store."""
+    """Add evidence from the store that fits the finding's cause."""
     if finding.cause == "out_of_memory":
         return with_cuda_memory(source, _with_memory(source, finding))
     if finding.cause in ("exception", "signal"):
@@ -28,8 +28,8 @@ def completed(source: Source, finding: Finding) -> Finding:
 
 
 def _with_next_step(source: Source, finding: Finding) -> Finding:
-    """For a rank killed after an update, mention the next step: in a loop without a data loader, the start of a step is
-    not recorded."""
+    """Mention the next step for a rank that was killed after an update: a loop without a data loader does not record
+    the start of a step."""
     step = finding.first_step
     place = f"at step {step} {AFTER_UPDATE}"
     if finding.cause != "signal" or step is None or place not in finding.summary or not source.has("spans"):
@@ -57,7 +57,7 @@ def _with_node_name(source: Source, finding: Finding) -> Finding:
 
 
 def _with_host(source: Source, finding: Finding) -> Finding:
-    """Host of the rendezvous store: that of the first rank, or of the launcher of its node."""
+    """Add the host of rank 0: the rendezvous store runs in this rank or in its launcher."""
     found = source.rows(
         "SELECT arg_max(node_rank, wall_ns), arg_max(host, wall_ns) FROM ranks WHERE attempt = ? AND rank = 0",
         [finding.attempt],
@@ -70,7 +70,8 @@ def _with_host(source: Source, finding: Finding) -> Finding:
 
 
 def _with_memory(source: Source, finding: Finding) -> Finding:
-    """Add memory of the rank's last steps and of its peers: a leak grows over steps, an uneven batch does not."""
+    """Add the rank's first, last and highest memory, and the median of its peers in the last 50 steps: a leak grows
+    over the steps, an uneven batch does not."""
     marks = ", ".join("?" * len(finding.ranks))
     ((first, last, highest, peers),) = source.rows(
         f"""

@@ -1,15 +1,15 @@
-"""Nodes that were lost and launchers that were killed or crashed, with the ranks that ended because of it.
+"""Lost nodes, and launchers that were killed or crashed, with the ranks that ended as a consequence.
 
 1. `run.ends.lost_nodes` names the lost node: it fell silent and recorded no end. Deaths on other nodes are a
    consequence.
 2. On a live run, a lost node explains only recorded deaths: other ranks may still wait for the node, until their
-   launcher or a hang's limit ends them.
-3. `watch` records that the launcher of its node was gone, and which ranks still ran. If a rank had died more than
+   launcher ends them or the limit for hangs is reached.
+3. `watch` records that the launcher of its node is gone, and which ranks still run. If a rank had died more than
    `DeathPolicy.before_launcher_s` earlier, that death is the cause. If `watch` had reported a hang, the hang is the
    cause: people kill the launcher of a hanging job. In both cases this module reports nothing.
-4. The checkpoint that these ranks saved as they ended is named. Later saves of ranks that then continued are not
+4. The checkpoint that these ranks saved as they ended is named. Earlier saves, after which the ranks continued, are not
    related to this launcher.
-5. Losing a node without a rank in the attempt (it joined too late, or is a spare) ends nothing, and is only a remark.
+5. The loss of a node without a rank in the attempt (a spare, or it joined too late) ends nothing: it is a remark.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["launcher_lost", "node_lost", "spare_nodes_lost"]
 def node_lost(
     view: AttemptView, log: EventLog, deaths: Sequence[Death], restart: str, *, is_live: bool = False
 ) -> Finding | None:
-    """The finding of an attempt that lost a node; None if none was lost, or a rank had failed before."""
+    """The finding of an attempt that lost a node; None if no node was lost, or if a rank had failed before."""
     lost = lost_node(view, log, deaths)
     if lost is None:
         return None

@@ -12,7 +12,7 @@ from analyzers.run.calls.snapshot import AttemptView
 __all__ = ["ON_PURPOSE", "rank_lost"]
 
 ON_PURPOSE = "ended_from_outside"
-"""Cause of ranks that a signal to the job ended: a user or a scheduler asked for it, and nothing failed."""
+"""Cause if a signal to the job ended the ranks: a user or a scheduler sent it, and nothing failed."""
 
 
 def rank_lost(

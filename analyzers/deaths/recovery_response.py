@@ -1,4 +1,4 @@
-"""Response of the run to a bad step: refused, rolled back, batch skipped.
+"""What the run did about a bad step: it refused the step, rolled back, or skipped a batch.
 
 response = respond(log, attempt=0, step=40, execution=0, committed=False)
 response.text        # "Rolled back to step 30 from memory in 12 ms and skipped batch 39."
@@ -30,7 +30,7 @@ _RESTART_EVENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """Actions that were taken, None or empty if not."""
+    """Actions that were taken. The field of an action that was not taken is None or empty."""
 
     refused: bool | None
     restored_step: int | None
@@ -57,7 +57,7 @@ class Response:
             parts.append(batches)
         if parts:
             return sentence(" and ".join(parts))
-        # While a step runs, it is not known yet whether it will be refused.
+        # `refused` is None while the step runs.
         return "No response is recorded." if self.refused is None else "No action was taken."
 
     def evidence(self) -> dict[str, object]:
@@ -72,7 +72,7 @@ class Response:
 
 
 def respond(log: EventLog, *, attempt: int, step: int, execution: int = 0, committed: bool | None = None) -> Response:
-    """Response to the `execution`-th run (from 0) of a step in an attempt."""
+    """The response to execution number `execution` (from 0) of a step in an attempt."""
     rollbacks = [event for event in log.of(event_kinds.ROLLBACK, attempt=attempt) if event.integer("from_step") == step]
     skips = [event.integer("batch_index") for event in log.of(event_kinds.BATCH_SKIPPED, attempt=attempt, step=step)]
     rollback = rollbacks[min(execution, len(rollbacks) - 1)] if rollbacks else None
@@ -106,7 +106,7 @@ def done_about(source: Source, finding: Finding) -> list[str]:
 
 
 def _restart(log: EventLog, attempt: int) -> Iterator[str]:
-    """Recovery of the run after its ranks had to be restarted."""
+    """One sentence for each recorded action around the restart that followed the attempt."""
     for event in log.of(event_kinds.CULPRIT_KILLED, attempt=attempt):
         yield f"Watch killed rank {event.integer('killed_rank')}, which the others waited for."
     for event in log.of(event_kinds.EXCLUDED, attempt=attempt):

@@ -1,7 +1,7 @@
 """Resume mismatches: the state after a restart is not the one that was saved.
 
-Right after loading, on the same mesh that saved, each rank compares its parameters, optimizer state, random generators
-and next data with the signatures in the checkpoint's manifest. It writes an event where they differ.
+If the checkpoint was saved on the same mesh, each rank compares its parameters, optimizer state, random generators and
+next data with the signatures in the checkpoint's manifest right after loading. It records an event if they differ.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Attempts whose records were all lost: a power cut seconds after their start leaves their tapes blank.
+"""Attempts that lost all their records: a power cut seconds after an attempt starts leaves its tapes blank.
 
 1. If no rank and no step of an attempt is stored, but blank or damaged files of its ranks exist, the attempt had begun,
    because ranks reserve their tapes when they start.
 2. If a launcher recorded how its ranks ended, those records are reported instead, and nothing is reported here.
-3. While the run lives, its newest attempt may only be starting.
+3. The newest attempt of a live run is not judged, because it may just be starting.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["unrecorded_attempts"]
 
 _RANK_FILE = re.compile(r"tapes/attempt-(\d+)/rank-(\d+)/")
 _CRASHED = "launcher_lost"
-"""Reason of an end that a later launcher recorded because the attempt's own launcher was gone."""
+"""Reason in a run's end that a later launcher recorded, because the launcher of the attempt was gone."""
 
 
 def unrecorded_attempts(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `rank_lost`, one for each attempt that began and of which no record of a rank is left."""
+    """Findings of kind `rank_lost`, one for each attempt that began but left no record of any rank."""
     files: dict[int, dict[int, list[str]]] = {}
     for problem in file_problems(source):
         if found := _RANK_FILE.match(problem["path"]):

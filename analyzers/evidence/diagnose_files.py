@@ -3,11 +3,11 @@
     diagnosis = diagnose_files([Path("logs"), Path("dumps"), Path("dmesg-gpu-01.txt.gz")])
     diagnosis.verdict
 
-1. Every file below the paths is recognised by its content and read into rows: `store.readers`, joined in its `job`.
-2. Each source is judged by the analyses of recorded runs over a store of its rows: rows of plug-ins, lines of logs
-   with the records of programs, and the files of each format that an analysis is registered for. A store holds one
-   source, since two sources of a job count the same steps and calls in different ways, by different clocks.
-3. Findings of one event are joined (`joining`), as are the facts.
+1. Every file below the paths is recognised by its content and read into rows (`store.readers`, `store.readers.job`).
+2. The sources are the rows of plug-ins, the lines of logs with the records of other programs, and the files of each
+   format for which an analysis is registered. The analyses of recorded runs judge each source in a store of its own,
+   because two sources of a job count the same steps and calls in different ways, by different clocks.
+3. Findings about the same event are joined (`joining`), and so are the facts.
 4. The report lists what was read and what was left out, and why.
 """
 
@@ -81,14 +81,15 @@ def _analyzed(analysis: FileAnalysis, files: JobFiles) -> Judged:
 
 
 def _is_judged(findings: Sequence[Finding]) -> bool:
-    """Return True if any check was made, whatever it found, even if only on a part of the files."""
+    """Return True if any check was made, even if it found nothing or covered only a part of the files."""
     return not findings or any(
         one.status != "insufficient_data" or one.evidence.get("is_partly_checked") for one in findings
     )
 
 
 def _facts_of(files: JobFiles, facts: dict[str, Any]) -> dict[str, Any]:
-    """List what was read, what was left out and why, and how the job ended: only one kind of source shows that."""
+    """List what was read, and what was left out and why. How the job ended is stated only if all files have one format
+    or are logs."""
     for plugin, problem in plugin_problems().items():
         files.problems.add_problem(Path(plugin), f"plug-in not loaded: {visible(problem)}")
     shows_end = len(files.formats) == 1 or files.are_logs
@@ -112,8 +113,8 @@ def _with_verdict_of_logs(diagnosis: Diagnosis, files: JobFiles) -> Diagnosis:
 
 def judge_plugin_rows(read: Sequence[PluginRows]) -> Judged:
     """Judge the rows of all plug-ins' files together: findings, facts and the what-if. Reasons for missing checks name
-    no setting, because Rankscope did not record the job. Events of logs are judged with the other logs (`job_lines`),
-    separately from the plug-in's steps, which its program may count in another way than the log.
+    no setting, because Rankscope did not record the job. Log events that a plug-in reads are judged with the other logs
+    (`job_lines`) and not with the plug-in's steps, because log and program may count steps in different ways.
     """
     with MemoryStore() as store:
         for table in ("steps", "collectives", "events"):

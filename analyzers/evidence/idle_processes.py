@@ -1,11 +1,11 @@
-"""Name the process that another waits for if its log ends with one line repeated, and say whose file is empty.
+"""Name the process for which others wait, if its log ends with a repeated line, and the ranks whose files are empty.
 
     found = with_idle_process(found, book, logs)
     found = with_empty_files(found, files)
 
-A wait that names neither its call nor a rank cannot be compared over ranks. If the log of a second process of the same
-job reports no wait and no error, and ends with one line repeated, that process was alive but did not join the call: a
-suspicion.
+A wait whose line names neither the call nor a rank cannot be compared over ranks. If the log of exactly one other
+process of the job reports no wait and no error, and ends with a repeated line, this process was alive but did not join
+the call. It is suspected.
 
 A rank that is named because it printed nothing may have an empty file: its output was lost or went elsewhere.
 """
@@ -31,7 +31,7 @@ __all__ = ["with_empty_files", "with_idle_process"]
 
 _NUMBERS = re.compile(r"\d+")
 _WAITS = ("gloo_timeout", "call_timeout")
-"""Waits that print no number of their call."""
+"""Kinds of timeouts whose lines do not have the sequence number of the call."""
 _TIME = re.compile(r"^\W*\d{2,4}[-/:]\d\d[-/:]\d\d[T ]?[\d:.,]*\S*\s*")
 _ENDS = ("exception", "victim", "death", "root", "hang", "nccl")
 _MAX_TEXT = 100
@@ -71,7 +71,7 @@ def with_idle_process(found: Sequence[Finding], book: LogBook, logs: Sequence[Re
 
 
 def with_empty_files(found: Sequence[Finding], files: JobFiles) -> list[Finding]:
-    """Say which of the ranks that a finding names have empty files."""
+    """Add to each finding which of its ranks have empty files."""
     logs = [*files.by_format["log"], *files.empty]
     folders = {path.parent.parent for path in logs if local_rank_of_log(path) is not None}
     ranks = {path: _rank_of(path, is_one_node=len(folders) < 2) for path in logs}
@@ -99,7 +99,7 @@ def _with_empty(finding: Finding, empty: Mapping[str, int | None]) -> Finding:
 
 
 def _repeated(log: ReadLog) -> str:
-    """The line with which a log ends several times, without its time; empty if the last lines differ."""
+    """The line that is repeated at the end of a log, without its time; empty if the last lines differ."""
     lines = [clean(line).strip() for line in log.tail.split(b"\n") if line.strip()][-SHARED.min_times :]
     forms = {_NUMBERS.sub("#", line) for line in lines}
     if len(lines) < SHARED.min_times or len(forms) > 1 or log.last_step_line > log.num_lines - len(lines):

@@ -1,12 +1,12 @@
-"""Judge a job from its logs and from files of programs around it: log lines, printed steps, GPU readings, stacks.
+"""Judge a job from its logs and from files of other programs: log lines, printed steps, GPU readings, stacks.
 
     judged = judge_lines(files, progress)
     judged.findings["log"], judged.facts["logs"]["outcome"]
 
 1. Logs, NCCL RAS output, plug-ins and other programs' files become rows of one store (`store.readers.job.job_rows`).
 2. Lines are judged by `log_findings`, printed steps by the analyses of recorded runs (`printed_steps`), readings and
-   stacks by those of devices and of hangs (`program_records`).
-3. The end of the job is stated as far as lines show it (`outcome`).
+   stacks by the analyses of devices and of hangs (`program_records`).
+3. How the job ended is stated as far as its lines show (`outcome`).
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
 
 
 def _has_lines_alone(files: JobFiles) -> bool:
-    """Return True if nothing but logs, or nothing but a plug-in's lines, could show how the job went. Other programs'
-    values of steps do not show it.
+    """Return True if only logs, or only lines read by a plug-in, could show how the job went. Values of steps from
+    other programs do not show it.
     """
     formats = [one for one in files.formats if one != "program" or not files.programs.has_only_steps]
     return formats in (["log"], ["plugin"]) and not any(rows.has_records for rows in files.plugin_rows)
@@ -111,8 +111,8 @@ def _hangs_not_checked(log: ReadLog) -> Finding:
 
 
 def drop_elapsed(steps: Sequence[dict[str, Any]]) -> None:
-    """Drop durations that are elapsed time, in favour of other durations that the rank printed. `Time: 29.5 sec` may be
-    the duration of a step or the time since the start; the latter grows from line to line by the time that passed.
+    """Replace durations that are elapsed time by other durations that the rank printed. `Time: 29.5 sec` may be the
+    duration of a step or the time since the start. The time since the start grows from line to line as time passes.
     """
     by_rank: dict[int, list[dict[str, Any]]] = {}
     for row in steps:
@@ -129,7 +129,7 @@ def drop_elapsed(steps: Sequence[dict[str, Any]]) -> None:
 
 def _is_clock(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if the durations grow from row to row by the time that passed between the lines. If lines have no
-    times, they must grow nearly always, and in all by far more than the first value.
+    times, nearly every duration must be longer than the one before, and the last a multiple of the first.
     """
     values: list[int] = [row["duration_ns"] for row in rows]
     ends: list[int | None] = [None if row["start_ns"] is None else row["start_ns"] + row["duration_ns"] for row in rows]

@@ -1,19 +1,19 @@
-"""Join what logs, dumps and traces say into one list of findings, so that one event is one finding.
+"""Join the findings of logs, dumps and traces, so that one event is one finding.
 
     findings = join({"log": [...], "flight_recorder": [...], "kineto": [...]})
-    findings = join_recorded(of_runs, of_files)     # of recorded runs, and of the logs of their ranks
+    findings = join_recorded(of_runs, of_files)     # findings of recorded runs, and of the logs of their ranks
 
 1. A cause that the logs prove explains the hang that the dumps show, if both name the same ranks, or the dumps name
    none: one finding, with the call of the dumps and the lines of the logs.
 2. A rank that the dumps name takes precedence over a line without a rank. If the line is an error of the device that
    the dumps show as stuck, they are joined; any other error is a separate suspicion.
-3. A hang that the dumps prove replaces a suspicion from the logs, and keeps its lines.
-4. If the dumps could not be judged because a rank left no dump, the logs decide, if they show how that rank ended.
+3. A hang that the dumps prove replaces a suspicion from the logs, and takes over the lines of the logs.
+4. If the logs prove how a rank ended that left no dump, the remark that its dump is missing is dropped.
 5. Stacks of the processes are evidence of the hang that dumps or logs show; alone they are a suspicion.
-6. If a recorded run lost a rank and a log says how that rank ended, they are one finding: the run's, with the lines of
-   the log and whatever only a log has, such as the text of an assertion in a kernel.
-7. If a run recorded a hang that a log or dumps show too, they are one finding: the run's, with the others as evidence,
-   if these name one of its ranks or are only suspicions.
+6. If a recorded run lost a rank and a log says how that rank ended, the run's finding stays. It gets the lines of the
+   log and what only a log has, such as the text of an assertion in a kernel.
+7. If a run recorded a hang that a log or dumps show too, the run's finding stays, and the other one becomes its
+   evidence. The other one must name one of the same ranks, or be only a suspicion.
 8. If the rows of a plug-in and the logs show the same, only the finding of the logs is reported.
 """
 
@@ -33,7 +33,7 @@ _CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "r
 
 
 def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """All findings; those about one event are joined into one."""
+    """Return all findings, by source in `found`; findings about the same event are joined into one."""
     suspects = [one for one in found.get("stacks", ()) if one.status == "suspect"]
     of_plugins = _not_in_logs(found.get("plugin", ()), found.get("log", ()))
     others = {source: findings for source, findings in found.items() if source != "stacks" or not suspects}
@@ -78,7 +78,7 @@ def _joined(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
 
 
 def join_recorded(recorded: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:
-    """All findings; `recorded` are those of runs, `read` those of files."""
+    """Return all findings, joined. `recorded`: findings of runs; `read`: findings of files."""
     runs, files = list(recorded), list(read)
     _join_hangs(runs, files)
     for logged in [one for one in files if one.kind == "rank_lost" and one.ranks and one.analyzer == ANALYZER]:
@@ -106,7 +106,7 @@ def join_recorded(recorded: Sequence[Finding], read: Sequence[Finding]) -> list[
 
 
 def _join_hangs(runs: list[Finding], files: list[Finding]) -> None:
-    """Remove hangs from `files` and add them to the hangs of `runs`."""
+    """Move hangs of `files` into the evidence of matching hangs of `runs`."""
     hangs = [one for one in runs if one.kind == "hang" and one.status == "fired"]
     for shown in [one for one in files if one.kind == "hang" and one.status in ("fired", "suspect")]:
         if shown.analyzer != ANALYZER and "ranks_without_dump" not in shown.evidence:
@@ -122,7 +122,7 @@ def _join_hangs(runs: list[Finding], files: list[Finding]) -> None:
 
 
 def _not_in_logs(findings: Sequence[Finding], of_logs: Sequence[Finding]) -> list[Finding]:
-    """Findings that no finding of the logs reports."""
+    """Findings that do not match a finding of the logs in kind and ranks."""
     reported = [one for one in of_logs if one.status in ("fired", "suspect")]
     return [
         one
@@ -135,7 +135,8 @@ def _not_in_logs(findings: Sequence[Finding], of_logs: Sequence[Finding]) -> lis
 
 
 def _merged(logged: Finding, dumped: Finding) -> Finding:
-    """The log's cause with the dumps' call; certain if one of them is."""
+    """The finding of the logs with the call from the dumps. If only the dumps are certain, the finding of the dumps
+    with the lines of the logs."""
     if logged.status == "suspect" and dumped.status == "fired":
         return _with_lines(dumped, logged)
     call = {name: dumped.evidence[name] for name in _CALL if dumped.evidence.get(name) not in (None, [], "")}

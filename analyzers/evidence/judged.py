@@ -18,7 +18,7 @@ __all__ = ["Judged", "with_facts_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """`findings` by the keys of `joining`; an empty list means that the check found nothing."""
+    """`findings`: {source: findings}, as `joining` expects. An empty list: the check found nothing."""
 
     findings: Mapping[str, Sequence[Finding]]
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 
     found += kernel_warnings(book, is_finished=outcome.ended == "finished")
 
-Such a line is reported only if no line names a cause, and never as the end of a rank. If the job continued or finished
-after the line, it is only a remark.
+These lines are reported only if no line names a cause, and never as the end of a rank. If the job continued or finished
+after such a line, the finding is only a remark.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from analyzers.wording import counted
 __all__ = ["kernel_warnings"]
 
 _CAUSE_OF_SLOWDOWN = {"thermal": "thermal", "power": "power"}
-"""Cause by a word in the reason that the driver gives for a slowdown; other reasons are hardware."""
+"""{word in the reason that the driver gives for a slowdown: cause}. Any other reason means `hardware`."""
 
 
 def kernel_warnings(book: LogBook, *, is_finished: bool) -> list[Finding]:
-    """Findings of the same kinds as from readings of devices and hosts, one per device or host."""
+    """Findings of the kinds that readings of devices and hosts have, one per device or host."""
     found = [*_xids(book), *_links(book), *_slowed_gpus(book), *_heat(book), *_blocked(book)]
     return [_as_remark(one) if is_finished or one.evidence.get("is_over") else one for one in found]
 
@@ -42,7 +42,7 @@ def _lines(book: LogBook, *kinds: str) -> dict[str | None, list[LogLine]]:
     found: dict[str | None, list[LogLine]] = defaultdict(list)
     for entry in book.of(*kinds):
         if when_of(entry, book) != "another time":
-            # "ib0: link down": the device's name is in the position of a host name.
+            # In "ib0: link down" the name of the device is where a host name would be.
             is_device = entry.host in (entry.text("interface"), f"CPU{entry.text('cpu')}")
             found[None if is_device else entry.host].append(replace(entry, host=None) if is_device else entry)
     return found

@@ -1,4 +1,4 @@
-"""Facts in a log that accompany its cause: the rank that did not time out, what was being done, addresses of peers.
+"""Facts that other lines add to a cause: the rank that did not time out, unfinished work, addresses of peers.
 
 candidates = [with_facts(candidate, book, ended) for candidate in candidates]
 """
@@ -33,9 +33,9 @@ _OWN_NAME = "127.0.1."
 """Address of a host's own name in /etc/hosts of Debian and Ubuntu; a single-host job never uses it."""
 _LINK_LOCAL = re.compile(r"^(?:169\.254\.|fe80)", re.IGNORECASE)
 _BRIDGE = "172.17."
-"""Docker's default bridge: each host has its own."""
+"""Addresses of Docker's default bridge, which is local to each host."""
 _VIRTUAL = re.compile(r"\](?P<name>(?:br-|veth|docker|virbr|cni|flannel|cali|lxc|tun)[\w.-]*):")
-"""Interfaces of containers and virtual machines in NCCL's list: they lead to no other host."""
+"""Interfaces of containers and virtual machines in NCCL's list, which lead to no other host."""
 _REFUSED = re.compile(
     r"refused|unreachable|no route|timed? ?out|connectFullMesh|connect(?:ing)? (?:failed|to)", re.IGNORECASE
 )
@@ -53,7 +53,7 @@ def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
 
 
 def _after_end(candidate: Candidate, book: LogBook) -> Candidate:
-    """Add that the training had finished: nothing is lost then, and a wait is often for one that saves the model."""
+    """Add that the training had finished: nothing is lost then, and ranks may wait for the one that saves the model."""
     end = candidate.lines[0]
     done = [one for one in book.of("finished") if (one.number("later_steps") or 0) < SHARED.min_times]
     before = [one for one in done if one.source == end.source and one.line < end.line]
@@ -69,7 +69,7 @@ def _after_end(candidate: Candidate, book: LogBook) -> Candidate:
 
 
 def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
-    """Assign an error without a rank to the only rank without a timed-out call, if its GPU has that number."""
+    """Assign an error without a rank to the only rank without a timed-out call, unless the error names another GPU."""
     waited = {entry.rank for entry in book.of("watchdog_timeout", "gloo_timeout") if entry.rank is not None}
     waited |= ended.victims.keys()
     match = _OF_GPU.search(f"{candidate.lines[0].text('message')} {candidate.lines[0].message} "
@@ -97,7 +97,7 @@ def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candi
 
 
 def _on_lost_daemon(candidate: Candidate, book: LogBook) -> Candidate:
-    """Add the node of the only daemon that mpirun lost to the end of a process whose line names no node."""
+    """Add a node to the end of a process if its line names none and mpirun lost the daemon of a single node."""
     nodes = {name for entry in book.of("mpi_daemon_lost") if (name := entry.text("daemon"))}
     if len(nodes) != 1:
         return candidate
@@ -129,7 +129,7 @@ def peer_addresses(lines: tuple[LogLine, ...]) -> list[str]:
 
 
 def peer_texts(peers: Sequence[str]) -> tuple[str, str | None]:
-    """Return the words for the peers, and the next step: None for that of the cause, if no peer is known."""
+    """Return (phrase for the peers, next step). The next step is None if no peer is known: the cause has its own."""
     if peers and all(map(_LOCAL.match, peers)):
         return "a process on the same host", "Read the ends of the logs of the other ranks on that host."
     text = f"the peer{'s' * (len(peers) > 1)} {', '.join(peers[:4])}"
@@ -139,7 +139,7 @@ def peer_texts(peers: Sequence[str]) -> tuple[str, str | None]:
 
 
 def interface_candidates(book: LogBook) -> list[Candidate]:
-    """Candidates for an unreachable interface that NCCL or gloo chose: loopback, or a link-local address."""
+    """Candidates for an interface of NCCL or gloo that other hosts cannot reach: loopback, link-local or virtual."""
     interfaces = list(book.of("nccl_interface"))
     hosts = {entry.host for entry in interfaces if entry.host}
     first_of: dict[str | None, LogLine] = {}
@@ -186,7 +186,7 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
 
 
 def _virtual(interfaces: Sequence[LogLine]) -> list[str]:
-    """The first virtual interfaces that NCCL's lists name."""
+    """Names of the first virtual interfaces in NCCL's lists; at most 4."""
     names = (match["name"] for entry in interfaces for match in _VIRTUAL.finditer(entry.message))
     return list(dict.fromkeys(names))[:4]
 

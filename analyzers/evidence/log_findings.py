@@ -1,10 +1,10 @@
-"""Analysis of text logs: one verdict on a job's end from the lines of all files, and what remains unexplained.
+"""Analysis of text logs: one verdict on the end of a job, from the lines of all files.
 
     findings = analyze(source)
 
 1. Every line that names a cause makes a candidate (`logged_hosts`, `logged_errors`, `logged_endings`, `logged_calls`).
-2. Order of precedence: the kernel and the scheduler, what processes say about themselves, mismatches, deaths without a
-   message, hangs, the network, victims. Within a class the earliest line counts.
+2. Candidates have this order of precedence: the kernel and the scheduler, what processes say about themselves,
+   mismatches, deaths without a message, hangs, the network, victims. Within a class the earliest line comes first.
 3. Ranks that only report a peer or an aborted call are victims: they are listed, never blamed.
 4. A suspicion is never stated as proven, and lists the commands that would settle it.
 """
@@ -38,7 +38,7 @@ from analyzers.wording import ranks_text
 __all__ = ["analyze"]
 
 _ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not be loaded")
-"""Warnings of NCCL about something optional."""
+"""NCCL warnings about optional features, which are no evidence of a failure."""
 _FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
 """NCCL warnings about a failed call, as opposed to advice (a missing library, a kernel option)."""
 _PIPE = re.compile(
@@ -50,7 +50,7 @@ MAX_RANKS_PER_NODE = 128
 
 
 def analyze(source: Source) -> list[Finding]:
-    """Findings of kinds `rank_lost`, `hang` and `non_finite`, out of `log_events`."""
+    """Findings of kinds `rank_lost`, `hang` and `non_finite`, from table `log_events`."""
     book = LogBook.load(source)
     if not book.lines:
         return []
@@ -58,7 +58,7 @@ def analyze(source: Source) -> list[Finding]:
     candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
     candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
     candidates = sorted(name_only_end(_merged(candidates), book, ended), key=lambda candidate: candidate.order(book))
-    if any(one.cause == "no_interface" for one in candidates):  # explains these other causes
+    if any(one.cause == "no_interface" for one in candidates):  # it explains the causes that are dropped here
         candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
     candidates = in_order_of_ends(candidates, book)
     if not candidates and ended.victim_lines:
@@ -78,8 +78,8 @@ def analyze(source: Source) -> list[Finding]:
 
 
 def _contested(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the first candidate, without a culprit if another rank's error may be earlier and no timestamps order the
-    two."""
+    """Return the first candidate. If an error of another rank may be earlier, because the two have no common order of
+    lines or time, return it without ranks and as a suspicion."""
     first = candidates[0]
     if first.rank_class != "error" or not first.ranks:
         return first
@@ -103,14 +103,15 @@ def _are_ordered(one: LogLine, other: LogLine) -> bool:
 
 
 def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Merge the kernel's and a process's report of the same end: the kernel's stays, with the rank of the other."""
+    """Merge a report by the kernel and one by a process about the same end. The kernel's candidate stays, with the rank
+    of the other."""
     hosts = [candidate for candidate in candidates if candidate.rank_class == "host"]
     explained = [candidate for candidate in candidates if any(_same(one, candidate) for one in hosts)]
     joined: list[Candidate] = []
     for candidate in candidates:
         if candidate in explained:
             continue
-        # A kernel line takes its rank from the line that it explains.
+        # A kernel line has no rank, so it takes the rank of the line that it explains.
         same = [one for one in explained if candidate.rank_class == "host" and _same(candidate, one)]
         ranks = candidate.ranks or next((one.ranks for one in same if len(one.ranks) == 1), ())
         what = candidate.what
@@ -134,7 +135,7 @@ def _same(host: Candidate, other: Candidate) -> bool:
 
 
 def _is_another(other: Candidate, first: Candidate) -> bool:
-    """Return True if a second candidate deserves a separate finding: proven, of other ranks, and no consequence."""
+    """Return True if a second candidate gets its own finding: it is proven, on other ranks, and no consequence."""
     if other.rank_class == "host":
         return True
     on_other_ranks = not set(other.ranks) & set(first.ranks) if other.ranks and first.ranks else False
@@ -172,7 +173,7 @@ def _numerics(book: LogBook) -> list[Candidate]:
 
 
 def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidate:
-    """Every step overflowed in fp16 until the loss scale was at or near its minimum."""
+    """Candidate for fp16 training whose steps overflowed until the loss scale was at or near its minimum."""
     steps = [step for entry in overflows if (step := entry.number("after_step")) is not None]
     since = f" since about step {steps[0]}" if steps else ""
     scale = floor[-1].text("scale")
@@ -193,7 +194,7 @@ def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidat
 
 
 def _barriers(book: LogBook) -> list[Candidate]:
-    """The log ends while ranks wait for others to join: it shows how many are missing, but not which."""
+    """Candidate if the log ends while ranks wait for others to join. It shows how many are missing, but not which."""
     lines = [entry for entry in book.of("store_barrier") if relevance(entry, book) != "survived"]
     size = book.world_size
     if not lines and size is not None:
@@ -217,7 +218,7 @@ def _barriers(book: LogBook) -> list[Candidate]:
 
 
 def _members(book: LogBook, size: int) -> list[Candidate]:
-    """Processes print their rank before they join, but nothing afterwards: ranks are missing or duplicated."""
+    """Candidate for missing or duplicate ranks, from processes that printed their rank and never joined."""
     lines = [entry for entry in book.of("member") if not entry.number("later_steps")]
     joining = Counter(rank for entry in lines if (rank := entry.number("waiting")) is not None)
     files = Counter((entry.source, entry.number("waiting")) for entry in lines)
@@ -245,7 +246,7 @@ def _members(book: LogBook, size: int) -> list[Candidate]:
 
 
 def _nccls(book: LogBook) -> list[Candidate]:
-    """The log only has NCCL's errors or warnings about a failed call, without a cause."""
+    """Candidate if the log only has NCCL's errors or warnings about a failed call, without a cause."""
     failed = [entry for entry, _ in book.of_role("nccl")]
     lines = failed or [entry for entry in book.of("nccl_warning") if _FAILED.search(entry.text("text"))
                        and not _ADVICE.search(entry.text("text"))]  # fmt: skip
@@ -275,7 +276,8 @@ def _nccls(book: LogBook) -> list[Candidate]:
 
 
 def _connections(book: LogBook, ended: Ended) -> Candidate:
-    """All ranks lost a peer: suspect the ranks that do not report it, if all ranks are known."""
+    """Candidate if ranks only report that they lost a peer. If the world size is known, ranks without such a report are
+    suspected, provided that they are fewer."""
     lines = tuple(sorted(ended.victim_lines, key=book.position)[:20])
     if _are_of_pipes(lines):
         return _pipes(lines)
@@ -346,9 +348,9 @@ def _pipes(lines: tuple[LogLine, ...]) -> Candidate:
 
 
 def _ranks_of_node(candidate: Candidate, book: LogBook) -> set[int]:
-    """Ranks of the node that failed; what they print as they end is not a consequence of another rank's end.
+    """Ranks of the node that failed. Lines that they print as they end are not a consequence of another rank's end.
 
-    srun names its tasks by host. If each task started a launcher, its number of ranks is in the launcher's command.
+    Lines of srun name the tasks of a host. If each task started a launcher, its command has the number of ranks.
     """
     if candidate.cause != "node_failed":
         return set()
@@ -377,7 +379,7 @@ def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
     if host is not None:
         evidence["host"] = host
     if candidate.kind == "hang":
-        evidence["host_only"] = True  # lines are written by hosts and do not show whether the device entered the call
+        evidence["host_only"] = True  # hosts write the lines, which do not show whether the device entered the call
     if candidate.collect:
         evidence["collect"] = list(candidate.collect)
     step = candidate.evidence.get("step")

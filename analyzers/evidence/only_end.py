@@ -9,7 +9,7 @@ candidates = in_order_of_ends(candidates, book)
    So a single traceback belongs to the single rank that exited with code 1.
 3. If a process ended with an error before the scheduler's time limit, the job had already failed: the other ranks, or
    threads of that process, only waited for the limit.
-4. If ranks gave up waiting before the job was cancelled or met its time limit, the job already hung.
+4. If ranks gave up waiting before the job was cancelled or reached its time limit, the job had already hung.
 5. A connection or port that failed before a wait timed out explains the timeout: the other ranks waited for the one
    that could not connect or send.
 """
@@ -34,13 +34,13 @@ _TERMINATE = "terminate called after throwing"
 """What libstdc++ prints before it aborts."""
 _CONNECTION_CAUSES = ("rendezvous", "no_interface", "infiniband")
 _CLIENT_LINES = ("rendezvous_unreachable", "rendezvous_timeout", "nccl_infiniband")
-"""Kinds of lines from a process that connects or sends. Errors of a server, such as a port in use, are not among them:
-they end the launch, and explain no wait."""
+"""Kinds of lines from a process that connects or sends. Errors of a server, such as a port in use, are left out: they
+end the launch, and do not explain a wait."""
 _ENDED = {
     "cancelled": "The job was cancelled afterwards",
     "time_limit": "The job then lasted until the scheduler ended it at its time limit",
 }
-"""Causes from outside the job: the sentence that is added if the job already hung."""
+"""{cause from outside the job: sentence that is added if the job had hung before}."""
 _REFUSED = 2
 """Exit code of argparse for a command line that it refuses."""
 
@@ -68,12 +68,12 @@ def name_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended) 
 
 
 def in_order_of_ends(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
-    """Put the error or hang that stopped the job ahead of what followed: an end from outside, or timeouts of waits."""
+    """Put the error or hang that stopped the job ahead of its consequences: an end from outside, timed-out waits."""
     return _connection_before_wait(_hang_before_end(_errors_before_limit(candidates)), book)
 
 
 def _errors_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Order an error that ended its process before the time limit ahead of the limit."""
+    """Put an error ahead of the time limit, if it ended its process before the limit was reached."""
     limit = next((one for one in candidates if one.cause == "time_limit"), None)
     if limit is None:
         return list(candidates)
@@ -94,7 +94,7 @@ def _errors_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _hang_before_end(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Order a hang whose timeouts all came before the job was cancelled, or met its time limit, ahead of that end."""
+    """Put a hang ahead of the job's cancellation or time limit, if all timeouts of the hang came earlier."""
     end = candidates[0] if candidates and candidates[0].cause in _ENDED else None
     hang = next((one for one in candidates if one.kind == "hang"), None)
     if end is None or hang is None:
@@ -108,7 +108,7 @@ def _hang_before_end(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _connection_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
-    """Order a failed rendezvous or address ahead of a suspected hang whose wait timed out later."""
+    """Put a failed rendezvous or a wrong interface ahead of a suspected hang, if the wait timed out later."""
     if not candidates or candidates[0].kind != "hang" or candidates[0].is_proven:
         return list(candidates)
     waited = min(book.position(entry) for entry in candidates[0].lines)
@@ -137,8 +137,8 @@ def _named(candidate: Candidate, *ranks: int) -> Candidate:
 
 
 def _met_by_several(candidate: Candidate) -> bool:
-    """Return True for a fault outside of the processes, such as a file system's, that several of them print in lines
-    which differ only by a number: none of them is at fault alone.
+    """Return True for a fault outside the processes, such as of a file system, if several of them print it in lines
+    that differ only in a number. Then no single rank is at fault.
     """
     row = CAUSES.get(candidate.cause)
     texts = {entry.message for entry in candidate.lines if not entry.text("traceback")}
@@ -153,12 +153,12 @@ def _only_exit(book: LogBook, ended: Ended) -> tuple[int, LogLine] | None:
         return None
     rank, (code, entry) = ends[0]
     if ended.times_s.keys() - ended.signals.keys() - {rank}:
-        return None  # the launcher lists more that failed
+        return None  # the launcher lists other ranks that failed
     return (rank, entry) if rank >= 0 and code == 1 and not is_one_node_of_several(book) else None
 
 
 def _only_traceback(book: LogBook) -> LogLine | None:
-    """The log's exception, if it has only one and names no rank."""
+    """The only exception in the logs; None if there are several, or if a line of one names its rank."""
     raised = [entry for entry in book.of("exception") if not (is_launchers(entry) or is_stop(entry))]
     with_frames = [entry for entry in raised if entry.text("traceback")]
     if not with_frames or any(entry.rank is not None or is_victims(entry) for entry in raised):
@@ -166,6 +166,6 @@ def _only_traceback(book: LogBook) -> LogLine | None:
     last_lines = [entry.text("message") for entry in raised if not entry.text("traceback")]
     if len(set(last_lines)) < len(last_lines):
         return None  # interleaved tracebacks
-    first = with_frames[0]  # may contain the traceback of a loader's worker
+    first = with_frames[0]  # may contain the traceback of a loader worker
     are_parts = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)
     return first if are_parts and all(type_of(entry) == type_of(first) for entry in raised) else None

@@ -1,5 +1,5 @@
-"""Classify the end of a log that names no cause (finished, still running where it was cut, ended without a reason), and
-list the ends of earlier attempts.
+"""Classify the end of a log that names no cause (finished, still running when the log was cut, ended without a stated
+reason), and list the ends of earlier attempts.
 
 outcome = outcome_of(book, logs, steps)
 outcome.ended, outcome.text       # "finished", "The job finished: ..."
@@ -35,10 +35,10 @@ _FAILURE = re.compile(
 )
 """Common words for a failure: a line with one is quoted, but nothing is concluded from it."""
 _DONE = re.compile(r"(?:^|[\])] | - |[a-z]\.[a-z]\w*: )Done[.!]?$")
-"""A last line that only says this, after a prefix of Python's logging."""
+"""A last line that is only "Done", possibly after a prefix of Python's logging."""
 NEAR_END_LINES = 12
-"""Maximum number of lines (warnings, an evaluation) after the last step's line if the job was still running at the end
-of the file; twice the usual distance between steps' lines if that is more."""
+"""If at most this many lines (warnings, an evaluation) follow the line of the last step, the file ends in training. The
+limit is twice the usual distance between the lines of steps, if that is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
 
 
 def _failure_seen(book: LogBook) -> str:
-    """Name an earlier program of the same file that failed before another one began to train."""
+    """Sentence on programs that failed before another program in the same file began to train."""
     failed = _failed_before(book)
     if not failed:
         return "No failure seen."
@@ -111,7 +111,7 @@ def _failed_before(book: LogBook) -> list[LogLine]:
 
 
 def _trained_later(entry: LogLine) -> bool:
-    """Return True if another training of the same file followed: a fold, a stage, a trial."""
+    """Return True if another training (fold, stage, trial) followed in the same file."""
     return (entry.number("later_losses") or 0) >= SHARED.min_times
 
 
@@ -135,13 +135,13 @@ def _no_line_names(num_lines: int) -> str:
 
 
 def _ends_in_training(log: ReadLog) -> bool:
-    """Return True if the file ends within one step's duration of its last step."""
+    """Return True if only few lines follow the line of the last step (`NEAR_END_LINES`)."""
     usual = (log.last_step_line - log.first_step_line) / max(1, len(log.steps) - 1)
     return log.last_step_line > 0 and log.num_lines - log.last_step_line <= max(NEAR_END_LINES, 2 * usual)
 
 
 def _last_words(logs: Sequence[ReadLog]) -> str:
-    """Quote the first line at a file's end that mentions a failure: `It ends with "No heartbeat ...". `"""
+    """Quote the first of a file's last lines that mentions a failure: `rank0.log ends with "No heartbeat ...". `"""
     for log in logs:
         for line in log.tail.split(b"\n")[-END_LINES:]:
             text = clean(line).strip()
@@ -170,7 +170,7 @@ def printed_losses(steps: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def lost_at(steps: Sequence[Mapping[str, Any]]) -> int | None:
-    """The step from which on no printed loss is finite; None if the last is, or if lines have no step number."""
+    """First step from which no printed loss is finite; None if the last one is, or if lines have no step number."""
     found = None
     for row in sorted(steps, key=lambda row: row["step"], reverse=True):
         if row.get("loss") is None or row.get("is_counted"):
@@ -182,7 +182,7 @@ def lost_at(steps: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
-    """`400 steps, loss from 6.9 to 5.7. `"""
+    """`400 printed steps to step 400, the loss fell from 6.9 to 5.7. `"""
     if not steps:
         return ""
     rows = sorted(steps, key=lambda row: row["step"])
@@ -201,13 +201,13 @@ def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
-    """One entry for each attempt after which the job started again: as the scheduler or launcher reports its end, else
-    the last error before the next start.
+    """One entry for each attempt after which the job started again. The cause is the one that the scheduler or launcher
+    reports, else the last error before the next start.
     """
     found: list[dict[str, str | None]] = []
     last: tuple[str, str, int] | None = None
     times: dict[str, list[int]] = {}
-    """Times of the ends of each cause: every process of an attempt may have a file that reports it."""
+    """{cause: times of reported ends}. Each process of an attempt may have a file that reports the same end."""
     of_attempts: set[tuple[str, str]] = set()
     earlier = sorted(book.earlier, key=lambda entry: (entry.source, entry.line))
     starts = [entry for entry in book.lines if entry.kind in _STARTS]
@@ -233,7 +233,8 @@ def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
 
 
 def _last_errors(lines: Sequence[LogLine]) -> dict[tuple[str, int], str]:
-    """{place of an error: its type} of each attempt whose end no scheduler reports and after which no step follows."""
+    """{(source, line) of an error: its type}, for each attempt that an error ended: no scheduler reports its end, and
+    no step follows the error."""
     found: dict[tuple[str, int], str] = {}
     error: LogLine | None = None
     for place, entry in enumerate(lines):
@@ -253,7 +254,7 @@ def _last_errors(lines: Sequence[LogLine]) -> dict[tuple[str, int], str]:
 
 
 def _stated_end(book: LogBook) -> str:
-    """Text of the end that a scheduler or launcher prints: "cancelled by Slurm at 2026-11-24T13:40:22 (node
+    """How the job ended according to its scheduler or launcher: "cancelled by Slurm at 2026-11-24T13:40:22 (node
     failure)"."""
     cancelled = next((entry for entry in book.of("slurm_cancelled") if entry.text("at")), None)
     if cancelled is not None:
@@ -268,7 +269,7 @@ def _stated_end(book: LogBook) -> str:
 
 
 def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:
-    """Text on the end of the last attempt, as far as the logs show it, and of earlier ones."""
+    """Text on how the last attempt ended, as far as the logs show, and on the ends of earlier attempts."""
     is_dead = any(one.kind in ("rank_lost", "hang") for one in findings)
     is_dead |= ended != "finished" and any(
         relevance(entry, book) != "survived" for entry, _ in book.of_role("exception", "death")

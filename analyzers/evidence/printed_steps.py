@@ -1,4 +1,4 @@
-"""Judge the steps that a trainer printed with the analyses of recorded runs, as far as a log allows.
+"""Apply the analyses of recorded runs to the steps that a trainer printed, as far as a log allows.
 
 findings = printed_step_findings(store, findings_so_far, steps)
 
@@ -40,21 +40,21 @@ from analyzers.wording import loss_text, number
 __all__ = ["can_be_judged", "printed_step_findings"]
 
 THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
-"""Policy for printed durations. Blocks are shorter, because a line is often the mean of several steps; a log has no
-phases to explain a slowdown."""
+"""Policy for printed durations. Blocks are shorter, because a line is often the mean of several steps. The rise must be
+larger, because a log has no phases to confirm a slowdown."""
 FEW_LINES = replace(THROUGHPUT, block=3)
-"""Policy with smaller blocks, for a log with too few lines for the usual ones."""
+"""Policy with smaller blocks, for a log with too few lines for blocks of the usual size."""
 MEANS = replace(THROUGHPUT, block=1, min_blocks=2, skip_first=1, min_rise_ratio=0.5)
-"""Policy for lines that each print the mean over tens of steps: one line is a block, and two lines cover as many steps
+"""Policy for lines that each print the mean over tens of steps. One line is a block, and two lines cover as many steps
 as the blocks of a recorded run.
 """
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 DATA_OF_MEANS = replace(DATA, min_steps=2, block_steps=1)
-"""Policy for such lines: two of them cover more steps than a rhythm needs."""
+"""Data policy for the same lines: two of them cover more steps than a rhythm needs."""
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
 MIN_STEPS = 2 * SHARED.min_steps
-"""Minimum number of steps that all ranks printed; half of them may be before the onset."""
+"""Minimum number of steps that all ranks printed, so that half of them may be before the onset."""
 
 
 def can_be_judged(steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -101,7 +101,7 @@ def printed_step_findings(
 
 
 def _of_log(finding: Finding, name: str = "step") -> Finding:
-    """Remove statements that need a run's records; `name`: what the steps' numbers count."""
+    """Remove statements that need a run's records. `name`: what a step number counts, such as an iteration."""
     summary = finding.summary if name == "step" else _STEP_NUMBER.sub(rf"{name}\1 ", finding.summary)
     for text in _NO_RESPONSE:
         summary = summary.replace(text, "")
@@ -115,7 +115,7 @@ def _iterations_per_step(steps: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Findings on a log with throughputs but no times: only relative durations are known."""
+    """Reword findings on a log that prints throughput but no durations: only relative durations are known."""
     if not any(row.get("is_relative") for row in steps):
         return list(findings)
     return [
@@ -204,7 +204,7 @@ def _is_slight(one: Finding, last_step: int, highest_before: float | None) -> bo
 
 
 def _noted(slight: Sequence[Finding]) -> Finding:
-    """Return a remark on the largest of these rises."""
+    """Return a remark on the largest of the slight rises."""
     worst = max(slight, key=lambda one: float(evidence_of(one)["loss_rise_ratio"]))
     text = f"{_of_log(worst).summary} It did not last: a hard batch, or noise."
     if len(slight) > 1:
@@ -236,8 +236,8 @@ def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
-    """Turn a rhythm into a remark if it follows the epochs, or if the time between lines includes evaluations and
-    saves."""
+    """Turn a rhythm into a remark if something explains it: optimizer steps of several iterations, epochs, another
+    progress bar, or evaluations and saves in the time between lines."""
     every, cost = evidence_of(one)["every_steps"], evidence_of(one)["cost_ratio"]
     timed = [row for row in steps if row.get("duration_ns") is not None]
     if abs(every - _iterations_per_step(steps)) < 0.5:
@@ -257,10 +257,10 @@ def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
 
 
 def slow_printed_rank(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Report the rank that is `equal_ratio` slower than the median of the others in most steps since some step.
+    """Report the rank that is `SHARED.equal_ratio` slower than the median of the others in most steps from an onset on.
 
     Ranks that wait for each other in every step print the same duration, so a rank that differs measures its own work.
-    The lines do not show which part of the step it is.
+    The lines do not show which part of the step is slow.
     """
     by_step: dict[int, dict[int, float]] = defaultdict(dict)
     for row in steps:
@@ -280,7 +280,7 @@ def slow_printed_rank(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     is_slow = ratios[:, slow] > 1 + (newest[slow] - 1) / 2
     num_slow = np.concatenate([[0], np.cumsum(is_slow)])
-    # The step that best separates usual steps before it from slow steps after it.
+    # The onset is the step that best separates usual steps before it from slow steps after it.
     num_agreeing = (num_slow[-1] - num_slow) + (np.arange(len(num_slow)) - num_slow)
     first = int(np.argmax(num_agreeing[: len(is_slow) - MIN_STEPS + 1]))
     if np.mean(is_slow[first:]) < SHARED.agreement_ratio:

@@ -1,4 +1,4 @@
-"""Losses and durations that climb from line to line; each printed line is one observation, however many steps it
+"""Losses and durations that climb from line to line. Each printed line is one observation, however many steps it
 covers.
 
 findings = [*climbing_loss(steps), *growing_duration(steps, policy)]
@@ -45,10 +45,10 @@ def climbing_loss(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
 def _multiplied(rows: Sequence[Mapping[str, Any]]) -> Rise | None:
     """Report a loss whose last lines are a multiple of its first and of its lowest lines.
 
-    1. Medians of blocks of `min_times` lines, counted from the newest line; four blocks or more.
-    2. The last two blocks are both `clear_factor` times the first one and the lowest one before them: a jump counts
-       like a climb, but a loss that rises near zero after a long descent stays below the first block.
-    3. The last block has most of the rise, so the loss has not come back.
+    1. The medians of blocks of `min_times` lines are compared, counted from the newest line. There are at least four.
+    2. The last two blocks are both at least `clear_factor` times the first block and the lowest block before them. A
+       jump counts like a climb, but a loss that rises near zero after a long descent stays below the first block.
+    3. The last block still has most of the rise, so the loss has not come back.
     """
     length = SHARED.min_times
     num = len(rows) // length
@@ -76,10 +76,10 @@ def growing_duration(steps: Sequence[Mapping[str, Any]], policy: ThroughputPolic
     """Report durations that grow from line to line until the end, for logs with too few lines to detect a change of
     level.
 
-    1. Durations of the last training's lines, without the first ones, and without values that may be elapsed time.
+    1. The lines of the last training are used, without the first ones. No duration may be elapsed time.
     2. In nearly all pairs of lines the later one took longer. The chance of this for 15 lines is one in millions.
-    3. The last third is `min_rise_ratio` above the first, and a third of the rise lies in the newest half of the lines:
-       the smoothed rate of a progress bar approaches its level, and stops growing.
+    3. The last third is `min_rise_ratio` above the first third, and a sufficient part of the rise (`minor_ratio`) comes
+       after the middle third. The smoothed rate of a progress bar does not pass: it approaches a level.
     """
     rows = _last_training([row for row in steps if row.get("duration_ns")])[policy.skip_first :]
     if len(rows) < SHARED.history or any(row.get("other_durations") or row.get("is_relative") for row in rows):

@@ -1,4 +1,4 @@
-"""Records of programs around training, judged by the analyses of their tables: readings of GPUs, stacks of processes.
+"""Judge records of other programs, GPU readings and process stacks, with the analyses of recorded runs.
 
 device_findings(store)                  # of table `health`
 stack_findings(files.programs.stacks())
@@ -28,7 +28,7 @@ _SYSTEM = re.compile(
     r"(?:nptl|linux|unix|posix|csu|x86_64|aarch64)/[\w.-]+\.[chS]\b|(?:Python|Objects|Programs)/[\w.-]+\.c\b|"
     r"Modules/main\.c|internal/pycore_|\S*\blib(?:c|m|pthread|stdc\+\+)[.-]|\? |\S+ \?\?$|[\w/.-]*python[\d.]* "
 )
-"""Frames of the C library and of Python's interpreter, which every process has, and of unnamed functions (gdb)."""
+"""Frames that every process has (of the C library and of Python's interpreter), and gdb's frames without a name."""
 _WAITS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|barrier|broadcast|all_?to_?all|synchronize|nccl|gloo|\bwait\b|_wait\b",
     re.IGNORECASE,
@@ -36,7 +36,7 @@ _WAITS = re.compile(
 
 
 def device_findings(source: Source) -> list[Finding]:
-    """Findings from device readings, and the checks that these readings do not allow."""
+    """Findings from device readings, and one on checks for which the readings lack values."""
     wrong = [one for one in device_health(source, Scope()) if one.status in ("fired", "suspect")]
     wrong += _errors_before(source)
     unread = unread_of_devices(source)
@@ -48,7 +48,7 @@ def device_findings(source: Source) -> list[Finding]:
 
 
 def _errors_before(source: Source) -> list[Finding]:
-    """Uncorrectable ECC errors that every reading shows: a single snapshot does not show when they occurred."""
+    """Report uncorrectable ECC errors whose count is the same in all readings: it is unknown when they occurred."""
     return [
         Finding(
             analyzer="health",
@@ -106,7 +106,7 @@ def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
 
 
 def _program_frames(frames: Sequence[str]) -> tuple[str, ...]:
-    """Frames of the program; without any, frames of the libraries that it calls, as in gdb's backtrace."""
+    """Frames of the program itself; if there are none, as in gdb's backtrace, of the libraries that it calls."""
     called = [frame for frame in frames if not _SYSTEM.match(frame)]
     own = [frame for frame in called if not (is_library(frame) or _LIBRARY.match(frame)) and ":" in frame.split(" ")[0]]
     return tuple((own or called or list(frames))[:MAX_FRAMES])

@@ -1,7 +1,7 @@
-"""Errors without a rule: lines that their program marks as errors, used only if nothing else explains the job's end.
+"""Errors without a rule: lines that a program marks as errors, used only if nothing else explains the job's end.
 
 candidates = candidates or unnamed_errors(book)
-candidate = with_error_line(candidate, book)      # with the error line before an end that has no reason
+candidate = with_error_line(candidate, book)      # adds the first error line to an end without a stated reason
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONSEQUENCE = re.compile(
     r"^[\w.-]+: tasks? [\d,-]+: |terminat|killing|exit(?:ed|s|ing)? (?:with )?(?:code|status|return)",
     re.IGNORECASE,
 )
-"""Parts of lines about an end that another line explains."""
+"""Parts of lines about a consequence: another line explains the end."""
 _HARMLESS = re.compile(
     r"register \w+ (?:factory|plugin)|already (?:been )?registered|computation placer|TF-TRT|TensorRT|NUMA node|"
     r"ignor(?:ed|ing)|not installed|deprecat|fall(?:ing)? ?back|\d%\||will be (?:skipped|disabled)|disabling|retry|"
@@ -32,14 +32,14 @@ _HARMLESS = re.compile(
     r"^collecting |Lmod has detected|module\(s\) are unknown|ModuleCmd_|module: command not found|^(?:\[[^\]]*\]\s*)+$",
     re.IGNORECASE,
 )
-"""Parts of error lines after which programs continue, and of progress bars on stderr, where every line counts as an
-error."""
+"""Parts of error lines after which programs continue. They include progress bars, because every line on stderr may be
+marked as an error."""
 _UNEXPLAINED = ("signal", "exit", "connection_lost", "nccl_error", "launch_failed", "rendezvous")
 MAX_SHOWN = 240
 
 
 def unnamed_errors(book: LogBook) -> list[Candidate]:
-    """The first line marked as an error, as a suspicion: it does not say whether it ended the job."""
+    """Suspect the first line marked as an error, which does not say whether it ended the job."""
     lines = _errors(book)
     if not lines:
         return []
@@ -58,7 +58,7 @@ def unnamed_errors(book: LogBook) -> list[Candidate]:
 
 
 def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
-    """Add the last error line before an end whose reason is not stated."""
+    """Add the first error line before an end without a stated reason, or NCCL's own warning to an NCCL error."""
     if candidate.cause not in _UNEXPLAINED or not candidate.lines:
         return candidate
     if candidate.cause == "nccl_error" and (failed := next(iter(book.of("nccl_cuda_failure")), None)):
@@ -78,7 +78,7 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
         entry
         for entry in _errors(book)
         if (book.position(entry) < end or len(candidate.lines) == 1)
-        # lines before the launcher's start come from another program of the shell
+        # lines before the launcher's start come from another program in the same shell
         and entry.line > started.get(entry.source, 0)
         and (entry.source, entry.line) not in known
         and (not candidate.ranks or entry.rank in (None, *candidate.ranks))

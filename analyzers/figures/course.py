@@ -1,9 +1,9 @@
-"""The course of a run for figures: its loss, what happened to the training, and its events.
+"""Data for figures of the course of a run: its loss, what happened to the training, and its events.
 
     curve = loss_curve(store)                      # columns, one element per step
     marks(store)[0].kind                           # "rollback"
 
-Missing tables give empty answers.
+Missing tables give empty results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StoryEvent:
 
 
 def loss_curve(source: Source) -> dict[str, npt.NDArray[Any]]:
-    """Columns step, loss, grad_norm, kept, in training order, from the first rank that has a loss."""
+    """Columns step, loss, grad_norm, kept (bool), per execution in training order, from the first rank with losses."""
     if not source.has("steps"):
         return {name: np.zeros(0) for name in ("step", "loss", "grad_norm", "kept")}
     return source.query(

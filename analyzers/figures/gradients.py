@@ -1,9 +1,9 @@
-"""Gradients by parameter and step: how large, and where they were not finite.
+"""Gradients by parameter and step: their norms, and where they were not finite.
 
 norms(columns)          # columns parameter, step, norm, nonfinite
-nonfinite(columns)
+nonfinite(columns)      # columns parameter, step, nonfinite
 
-Parameters are in model order, the first on top; norms are coloured by powers of ten.
+Parameters are in model order from top to bottom. The colour scale of norms is logarithmic.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["MAX_PARAMETERS", "nonfinite", "norms"]
 
 MAX_PARAMETERS = 200
 MIN_SPAN = 20
-"""Minimum range of steps for a numeric axis; with fewer it would show fractions of steps."""
+"""Minimum range of steps for a numeric axis. With a smaller range, the axis would show fractions of steps."""
 _NUMBER = re.compile(r"(\d+)")
 
 
 def norms(table: Mapping[str, Any]) -> Figure:
-    """log10 of the L2 norm; empty if not measured."""
+    """Heatmap of log10 of the L2 norm; a cell is empty if the norm was not measured or 0."""
     names, steps, grid = _grid(table, "norm")
     with np.errstate(divide="ignore", invalid="ignore"):
         shown = np.log10(np.where(grid > 0, grid, np.nan))
@@ -49,7 +49,7 @@ def norms(table: Mapping[str, Any]) -> Figure:
 
 
 def nonfinite(table: Mapping[str, Any], *, across: str = "step") -> Figure:
-    """Number of NaN and Inf elements, for parameters that ever had one. `across`: the column on the x axis."""
+    """Heatmap of the number of NaN and Inf elements, for parameters that had any. `across`: column on the x axis."""
     count = floats(table["nonfinite"])
     bad = set(np.asarray(table["parameter"], dtype=object)[count > 0].tolist())
     keep = np.array([name in bad for name in table["parameter"]], dtype=bool)
@@ -81,7 +81,7 @@ def _map(names: list[str], steps: list[int], across: str = "step") -> Figure:
 def _grid(
     table: Mapping[str, Any], column: str, across: str = "step"
 ) -> tuple[list[str], list[int], npt.NDArray[np.float64]]:
-    """Parameters, steps, and the largest value of each cell; NaN without one."""
+    """Names of parameters, steps, and a matrix [parameters, steps] of the largest values; NaN where there is none."""
     parameter = [str(name) for name in table["parameter"]]
     shown = sorted(set(parameter), key=_natural)[:MAX_PARAMETERS]
     steps = sorted(set(ints(table[across]).tolist()))
@@ -96,6 +96,6 @@ def _grid(
 
 
 def _natural(name: str) -> tuple[Any, ...]:
-    """Sort key: `blocks.10` comes after `blocks.9`, and layers before the blocks come first."""
+    """Sort key: embeddings come first, the output layer last, and `blocks.10` after `blocks.9`."""
     first = 0 if "emb" in name else 2 if re.search(r"head|output|final", name) else 1
     return (first, *((int(part), "") if part.isdigit() else (-1, part) for part in _NUMBER.split(name)))

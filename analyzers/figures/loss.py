@@ -3,7 +3,7 @@
 figure = draw(course.loss_curve(store), course.marks(store), diagnosis.fired, evaluated=evaluations(store))
 
 Kept steps form one line; refused or rolled-back executions are drawn faintly behind it. Findings are bands over their
-steps, rollbacks are arrows from the failed step to the restored one, checkpoints are ticks on the axis.
+steps. Rollbacks, checkpoints and other marks are symbols below the loss, at the step where they happened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["draw"]
 MAX_BANDS = 40
 MAX_MARKS = 500
 MAX_SYMBOLS = 24
-"""Marks of one kind from which they are short lines: symbols would cover each other on a phone."""
+"""If there are more marks of one kind, they are drawn as short lines: symbols would cover each other on a phone."""
 _LINE, _NORM, _VALIDATION = SEQUENCE[0], SEQUENCE[7], SEQUENCE[1]
 
 
@@ -41,7 +41,7 @@ def draw(
 ) -> go.Figure:
     """`curve`: columns step, loss, grad_norm, kept, in the order of training; `evaluated`: the validation losses.
 
-    `is_numbered`: the findings have the numbers of their cards, which begin at 1.
+    `is_numbered`: number the bands from 1 in the order of `findings`, like the cards on the page.
     """
     figure = new_figure(height=height, x="step")
     step, kept = ints(curve["step"]), np.asarray(curve["kept"], dtype=bool)

@@ -1,4 +1,4 @@
-"""Small curves over the steps: learning rate, loss scale, compression error, expert load, memory.
+"""Small line charts over the steps: learning rate, loss scale, compression error, expert load, memory.
 
 figure = rate(columns)          # columns step, lr
 figure = scale([(40, 32768.0), (44, 16384.0)])

@@ -64,5 +64,5 @@ def _history(folder: RunsFolder, name: str) -> RunHistory:
             cache.parent.mkdir(exist_ok=True)
             cache.write_text(json.dumps({"version": version, "history": history.to_json()}), encoding="utf-8")
         except OSError:
-            pass  # in a read-only folder, runs are diagnosed each time
+            pass  # the folder is read-only: its runs are diagnosed each time
     return history

@@ -24,7 +24,7 @@ __all__ = ["Incident", "RunHistory", "history_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One finding, on one host; `device` is empty if none is known."""
+    """One finding on one host. `device`: UUID, empty if no single device is known."""
 
     kind: str
     cause: str
@@ -35,7 +35,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHistory:
-    """One run. Hours count from its first record to its last."""
+    """One run. `hours`: wall time from its first record to its last."""
 
     run_id: str
     hours: float = 0.0
@@ -63,7 +63,7 @@ class RunHistory:
 def history_of(
     source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis, *, is_live: bool = False
 ) -> RunHistory:
-    """Read one run. Hosts come from the ranks' records; without these there are none."""
+    """Read one run. Hosts come from the records of ranks; without such records `hosts` is empty."""
     places = _hosts_and_devices(source)
     incidents = [
         incident for finding in diagnosis.fired if _can_be_hardware(finding) for incident in _incidents(finding, places)
@@ -82,7 +82,7 @@ def history_of(
 
 def _can_be_hardware(finding: Finding) -> bool:
     """Return True if broken hardware can have caused the finding. A NaN counts only if a replay on the machine did not
-    reproduce it, because most come from the model, the data or the learning rate."""
+    reproduce it, because most NaNs come from the model, the data or the learning rate."""
     kind = KINDS.get(finding.kind)
     if kind is None or not kind.may_be_hardware or finding.cause in kind.user_causes:
         return False
@@ -90,7 +90,7 @@ def _can_be_hardware(finding: Finding) -> bool:
 
 
 def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[Incident]:
-    """One incident per host, even if several of its ranks fail together."""
+    """The incident of a finding, even if several ranks failed together; empty without a host or with several hosts."""
     node, device = finding.evidence.get("node"), finding.evidence.get("device")
     if isinstance(node, str) and node:
         where = {(node, device if isinstance(device, str) and device.startswith("GPU-") else "")}
@@ -98,7 +98,7 @@ def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[
         found = {places[rank] for rank in finding.ranks if rank in places}
         where = {(host, device) for host, device in found if host}
     if len({host for host, _ in where}) > 1:
-        return []  # several hosts at the same time, so no single machine is the cause
+        return []  # no single machine is the cause
     is_one_device = len({device for _, device in where}) == 1
     return [
         Incident(

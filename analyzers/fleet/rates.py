@@ -22,7 +22,7 @@ _SHAPES = tuple(10 ** (step / 4) for step in range(-4, 13))  # from 0.1 (rates d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """Gamma distribution of rates: mean `shape / hours` an hour."""
+    """Gamma distribution of rates, with a mean of `shape / hours` per hour."""
 
     shape: float
     hours: float
@@ -30,7 +30,7 @@ class Prior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Incidents an hour, with its interval of 90 %."""
+    """Incidents per hour, with a 90 % interval."""
 
     mean_per_h: float
     low_per_h: float
@@ -48,9 +48,9 @@ def fit(counts: Sequence[int], hours: Sequence[float]) -> Prior:
 
 
 def posterior(prior: Prior, *, count: int, hours: float) -> Rate:
-    """Rate of a member after its own hours, with its interval.
+    """Rate of a member, given its number of incidents and its hours.
 
-    The prior weighs at most as much as one incident, so that a deviating member can stand out.
+    The prior counts for at most one incident, so that a deviating member can stand out.
     """
     weight = min(1.0, 1.0 / prior.shape)
     shape, rate = prior.shape * weight + count, prior.hours * weight + hours
@@ -62,7 +62,7 @@ def posterior(prior: Prior, *, count: int, hours: float) -> Rate:
 
 
 def tail(prior: Prior, *, count: int, hours: float) -> float:
-    """Probability of at least `count` incidents in `hours` of a member that is like the others."""
+    """Probability that a member with a typical rate has at least `count` incidents in `hours`."""
     below = sum(math.exp(_log_mass(k, hours, prior.shape, prior.hours)) for k in range(count))
     return min(1.0, max(0.0, 1.0 - below))
 

@@ -36,8 +36,8 @@ _SETTINGS = (
     "train.compile", "train.compile_backend", "train.backend",
     "optim.fused",
 )  # fmt: skip
-"""Settings that affect the time of a step. They are listed, so that a setting that a newer version adds does not change
-the fingerprint of runs that do not use it."""
+"""Settings that affect the time of a step. The list is explicit, so that a setting added by a newer version does not
+change the fingerprint of runs that do not use it."""
 _FACTS = ("num_parameters", "world_size", "device_name", "float32_matmul_precision")
 MAX_VALUE = 80
 
@@ -101,7 +101,7 @@ def run_speed(source: Source, manifest: Mapping[str, Any], facts: Mapping[str, A
 
 
 def _configuration(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Settings and facts that are on and recorded."""
+    """Recorded settings and facts; settings that are off or 0 are left out."""
     config = manifest.get("config")
     for name in _SETTINGS:
         section, _, key = name.partition(".")

@@ -8,15 +8,15 @@
    run on a bad host counts as one run, however slow it was.
 2. The statistic is the largest difference of mean ranks before and after a split, over all splits with at least
    three runs on each side. Each difference is in units of its standard deviation under a random order (Pettitt, 1979,
-   with splits weighted equally). If no split passes, the same statistic for a stretch of runs against all others finds
+   with splits weighted equally). If no split passes, the same statistic of a stretch of runs against all others finds
    temporary changes (circular binary segmentation: Olshen et al., 2004). Each of the two tests gets half of the
    permitted error probability.
-3. The p-value is the share of random orders of the same runs with as large a statistic: valid for small samples, with
-   no assumption on how speeds vary. Below the number of runs at which a perfect separation could pass there is
-   no verdict (`too_few_runs`); a single configuration needs twelve.
+3. The p-value is the share of random orders of the same runs with as large a statistic. It is valid for small samples
+   and assumes nothing about how speeds vary. With so few runs that even a perfect separation could not pass, there is
+   no verdict (`too_few_runs`). A single configuration needs twelve runs.
 4. The limit is shared by all configurations tested (Bonferroni).
-5. The parts are searched again, by the same rules. Finally, a change is kept only if the runs directly before and after
-   it differ by the same test and by `min_change_ratio`.
+5. The parts before and after a change are searched again by the same rules. Finally, a change is kept only if the runs
+   between it and its neighbouring changes differ by the same test and by `SHARED.min_change_ratio`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MAX_RUNS = 200
 """Maximum number of the newest runs of a configuration that are compared."""
 _BATCH = 100
 _TESTS = 2
-"""Tests on one part of the runs; they share its error probability."""
+"""Number of tests on each part of the runs; they share the error probability of the part."""
 _ENOUGH = 50
-"""Number of random orders as extreme as the observed one after which the p-value is precise enough."""
+"""The p-value is precise enough after this many random orders that are as extreme as the observed one."""
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -65,13 +65,13 @@ class SpeedChange:
     first_run: str
     """The first run after the change."""
     index: int
-    """Index of that run among the configuration's runs."""
+    """Index of `first_run` among the runs of the configuration."""
     before: float
-    """Median speed of the runs before this change, back to the previous change or the first run."""
+    """Median speed of the runs from the previous change (or the first run) to this one."""
     after: float
     p_value: float
     versions: Mapping[str, tuple[str, str]]
-    """Versions that changed with it: {name: (before, after)}."""
+    """Versions that changed at the same point: {name: (before, after)}."""
 
     @property
     def ratio(self) -> float:
@@ -121,7 +121,8 @@ class ConfigurationSpeed:
 
 
 def speeds(runs: Sequence[RunSpeed], policy: SpeedChangePolicy = SpeedChangePolicy()) -> tuple[ConfigurationSpeed, ...]:
-    """Judge each configuration with two runs and more; those that became slower first, then those with most runs."""
+    """Judge each configuration that has at least two runs. Configurations that became slower come first, then faster
+    ones; within a status, the ones with most runs."""
     groups: dict[str, list[RunSpeed]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.started_ns, run.run_id)):
         groups[run.fingerprint].append(run)
@@ -158,7 +159,7 @@ def _judged(name: str, runs: Sequence[RunSpeed], limit: float) -> ConfigurationS
 
 
 def _is_enough(count: int, limit: float) -> bool:
-    """Return True if a perfect separation of this many runs could pass the test; an odd number has two middle
+    """Return True if a perfect separation of this many runs could pass the test. An odd number of runs has two middle
     splits."""
     orders = math.comb(count, count // 2) / (2 if count % 2 == 0 else 4)
     return count >= 2 * SHARED.min_times and _TESTS / orders < limit
@@ -183,7 +184,7 @@ def _splits(values: Floats, offset: int, limit: float) -> list[tuple[int, float]
 
 
 def _test(arcs: _Arcs, ranks: Floats, limit: float) -> tuple[float, int]:
-    """p-value, and the stretch that differs most; 1 if there is no stretch to test."""
+    """Return (p-value, index of the stretch that differs most); (1, 0) if there is no stretch to test."""
     if not len(arcs.begin):
         return 1.0, 0
     statistics = arcs.statistics(ranks[None])[0]
@@ -192,7 +193,7 @@ def _test(arcs: _Arcs, ranks: Floats, limit: float) -> tuple[float, int]:
 
 
 def _confirmed(values: Floats, splits: Sequence[tuple[int, float]], limit: float) -> list[tuple[int, float]]:
-    """Changes at which the runs directly before and after differ; the least certain is dropped first."""
+    """Changes at which the parts before and after differ. The least certain change is dropped first, joining them."""
     changes = list(splits)
     while changes:
         bounds = [0, *(index for index, _ in changes), len(values)]
@@ -208,8 +209,8 @@ def _confirmed(values: Floats, splits: Sequence[tuple[int, float]], limit: float
 
 
 def _p_value_between(before: Floats, after: Floats, limit: float) -> float:
-    """Probability of such a difference between two groups of runs in a random order; 1 if it is below the smallest
-    change."""
+    """Probability of a difference this large between two groups of runs in random order; 1 if the difference is below
+    `SHARED.min_change_ratio`."""
     if abs(float(np.median(after) / np.median(before)) - 1) < SHARED.min_change_ratio:
         return 1.0
     ranks = _ranks(np.concatenate([before, after]))
@@ -223,7 +224,7 @@ def _p_value_between(before: Floats, after: Floats, limit: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Arcs:
-    """Stretches of runs, from `begin` up to `end`."""
+    """Stretches of runs, from index `begin` to index `end` (exclusive)."""
 
     begin: Indices
     end: Indices
@@ -237,7 +238,7 @@ class _Arcs:
 
     @classmethod
     def between(cls, count: int, least: int) -> _Arcs:
-        """Stretches with runs before and after them."""
+        """Stretches with at least `least` runs in them, before them and after them."""
         begin, end = np.meshgrid(np.arange(least, count), np.arange(least, count - least + 1), indexing="ij")
         valid = end - begin >= least
         return cls(begin[valid], end[valid], count)
@@ -259,10 +260,10 @@ def _ranks(values: Floats) -> Floats:
 
 
 def _p_value(ranks: Floats, statistic: Callable[[Floats], Floats], observed: float, limit: float) -> float:
-    """Share of random orders with as large a statistic, including the observed order; above `limit` it is an upper
-    estimate.
+    """Share of random orders, including the observed order, with a statistic at least as large as `observed`.
 
-    Stops as soon as the share can no longer fall below the limit (Besag and Clifford, 1991).
+    Sampling stops as soon as the share can no longer fall below `limit` (Besag and Clifford, 1991). The result is then
+    an upper estimate.
     """
     rng = np.random.default_rng(0)
     larger = total = 0
@@ -274,8 +275,8 @@ def _p_value(ranks: Floats, statistic: Callable[[Floats], Floats], observed: flo
 
 
 def _changed_versions(before: Sequence[RunSpeed], after: Sequence[RunSpeed]) -> dict[str, tuple[str, str]]:
-    """{name: (before, after)} of versions in which most runs before a change differ from most runs after it. Most, not
-    all: the index of a change is uncertain by a run or two."""
+    """{name: (before, after)} of versions in which most runs before a change differ from most runs after it. Not all of
+    them have to, because the index of a change is uncertain by a run or two."""
     found = {}
     for name in sorted({name for run in (*before, *after) for name in run.versions}):
         old, new = (_common(name, side) for side in (before, after))
@@ -285,6 +286,6 @@ def _changed_versions(before: Sequence[RunSpeed], after: Sequence[RunSpeed]) -> 
 
 
 def _common(name: str, runs: Sequence[RunSpeed]) -> str:
-    """The version that two thirds of the runs have; empty if none is."""
+    """The version that at least two thirds of the runs have; empty if there is none."""
     ((value, count),) = Counter(run.versions.get(name, "") for run in runs).most_common(1)
     return value if 3 * count >= 2 * len(runs) else ""

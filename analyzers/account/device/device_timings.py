@@ -12,8 +12,8 @@ starts on each member independently and spins until the last member has entered:
 3. Calls of tensor, context, expert and pipeline parallelism block the rank, so their whole duration is waiting. So does
    the first all-gather of a group in a step, which fetches the parameters for the first computation. A pipeline send
    does not block, except the last of a step, when nothing is left to compute. All other calls overlap computation and
-   queue behind each other: per group and step only the longest wait counts, and none in a call whose last member was
-   itself queued. The result is a lower bound; a profiled step gives the exact waiting.
+   queue behind each other: per group and step only the longest wait counts. A wait in a call whose last member was
+   itself queued does not count. The result is a lower bound; a profiled step gives the exact waiting.
 4. On the device a step lasts from the end of the previous step's last call to the end of this step's last call, because
    the host enqueues whole steps ahead. Without calls in the previous step, the host's duration is used.
 5. A rank's own work is the step minus its waits. Time up to the end of a call is attributed to a phase if this call and
@@ -59,8 +59,8 @@ def has_device_calls(source: Source, attempt: int) -> bool:
 def device_rows(source: Source, attempt: int, *, since_step: int = 0) -> dict[str, npt.NDArray[Any]]:
     """One row per finished step and rank, ordered by rank and start."""
     phases = " + ".join(COMPUTE_PHASES)
-    # A wait that overlaps earlier calls may be longer than the time up to its own call: the rest is attributed to
-    # `device`.
+    # A wait that overlaps earlier calls may be longer than the time attributed to its phase: the excess is subtracted
+    # from `device`.
     in_phase = ", ".join(
         f"CASE WHEN has_bounds THEN greatest(coalesce(t.{phase}, 0) - coalesce(w.{phase}, 0), 0) / 1e6 ELSE 0 END "
         f"AS {phase}"
@@ -100,7 +100,8 @@ def _by_place(value: str) -> str:
 
 
 def _calls_sql() -> str:
-    """Relation `calls`: each call with its phase (`place`) and the ends of earlier calls, of all and of its group."""
+    """Relation `calls`: each call with its phase (`place`), the latest end of the rank's earlier calls (`before_ns`),
+    and the time since the previous call of its group ended (`after_ns`)."""
     phases = ", ".join(f"'{phase}'" for phase in COMPUTE_PHASES)
     return f"""calls AS (
             SELECT rank, step, process_group, op, phase, issue_ns, end_ns, end_ns - issue_ns AS took,
@@ -117,7 +118,7 @@ def _calls_sql() -> str:
 
 
 def _waits_sql() -> str:
-    """Relation `waits`: waiting of each rank and step, in all and by place. Concurrent waits count once."""
+    """Relation `waits`: total waiting of each rank and step, and its parts by place. Concurrent waits count once."""
     return f"""waiting AS (SELECT rank, step, process_group, place, issue_ns AS start_ns, is_blocking,
                            issue_ns + took - CASE WHEN is_blocking THEN 0 ELSE shortest END AS end_ns
                  FROM (SELECT *, split_part(process_group, ':', 1)

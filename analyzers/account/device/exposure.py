@@ -1,4 +1,4 @@
-"""Exposed communication, not hidden by computation: by rank and step, and by class of calls.
+"""Exposed communication (not hidden by computation), by rank and step and by class of calls.
 
     measured = measure(source, attempt=0)
     measured.exposed_ms, measured.busy_ms, measured.transfer_ms      # one element per (rank, step)
@@ -10,9 +10,9 @@
 * Within the exposed part, *transfer* is the time for which even the last member to enter waits. The rest is waiting for
   late members.
 
-Excluded are point-to-point calls of a pipeline (`bubble` measures their cost), checkpoints, evaluations and steps that
-only the interruption of a hang ended. Of a step that a rollback repeated, the last execution counts. Only durations are
-used, except to tell which execution a call belongs to. In long runs every k-th step is read.
+Point-to-point calls of a pipeline (`bubble` measures their cost), checkpoints, evaluations, and steps that ended only
+because a hang was interrupted are excluded. If a rollback repeated a step, its last execution counts. Only durations
+are used, except to tell which execution a call belongs to. In long runs every k-th step is read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SIZE_OF_CALL = (
     "CASE WHEN min(op) = 'all_to_all' THEN CAST(2 ** round(log2(greatest(max(bytes), 1))) AS BIGINT) "
     "ELSE max(bytes) END"
 )
-"""SQL, over the members of a call. The size of an all-to-all of expert tokens differs in every call: rounding it to a
-power of two gives one class instead of thousands."""
+"""SQL aggregate over the members of a call. The size of an all-to-all of expert tokens differs from call to call:
+rounding it to a power of two gives one class instead of thousands."""
 _COUNTED = f"CASE WHEN collective_wait_ns IS NOT NULL THEN {WAITED} END"
 """SQL: the step's recorded waiting, an upper bound for its exposed communication."""
 
 _OF_LAST = "(since_ns IS NULL OR issue_ns >= since_ns)"
-"""SQL: a call of its step's last execution."""
+"""SQL condition: the call belongs to the last execution of its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
 def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
     """Exposure of stamped steps: their streams' stalls, and the calls in flight between their stamps."""
     parts = stall_parts(source, attempt, since_step=since_step, every=every)
-    # A repeated step has the stalls of all its executions: their share is that of the last one.
+    # The stalls of a repeated step are from all its executions; their late share is applied to the last one.
     late = {(part.rank, part.step): part.late_ns / part.exposed_ns for part in parts if part.exposed_ns}
     table = source.query(
         f"""
@@ -146,7 +146,7 @@ def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Ex
     ratio = np.array([late.get(pair, 0.0) for pair in zip(rank.tolist(), step.tolist(), strict=True)])
     return Exposure(
         rank=rank, step=step, step_ms=step_ms, exposed_ms=exposed,
-        # A step's last calls may still be in flight in the next one, whose stalls they cause.
+        # The last calls of a step may still be in flight in the next step and cause stalls there.
         busy_ms=np.minimum(np.maximum(floats(table["busy_ms"]), exposed), step_ms),
         transfer_ms=exposed * (1.0 - ratio),
     )  # fmt: skip
@@ -156,8 +156,8 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
     """Columns op, process_group, bytes, num_calls, busy_ms, exposed_ms, transfer_ms, exposed_ratio, num_classes.
 
     One element per class of calls, the most exposed first. Counts and times are means over ranks and steps, the ratio
-    is exposed / busy, and `num_classes` includes classes beyond the limit. Waits for concurrent calls overlap, so those
-    of a rank's step are scaled to the step's recorded waiting: the exposed times of all classes add up to the run's.
+    is exposed / busy, and `num_classes` includes classes beyond the limit. Waits for concurrent calls overlap, so the
+    waits of a rank's step are scaled to its recorded waiting: the classes add up to the run's exposed time.
     """
     every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
     return source.query(

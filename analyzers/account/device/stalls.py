@@ -3,9 +3,10 @@
     for part in stall_parts(source, attempt=0):
         part.rank, part.step, part.exposed_ns, part.late_ns, part.host_ns, part.host_in_flight_ns
 
-A kernel of a collective spins until the last member joins: this is its duration beyond the shortest among the members.
-Where a stall of the compute stream overlaps that time, the device waited for a late member; elsewhere it waited for the
-transfer. If a device waited for its host while communication was in flight, the two causes cannot be told apart.
+A collective's kernel spins until the last member joins. The time it spins is its duration minus the shortest duration
+among the members. Where a stall of the compute stream overlaps the spinning, the device waited for a late member;
+elsewhere it waited for the transfer. If a device waited for its host while communication was in flight, the two causes
+cannot be told apart.
 """
 
 from __future__ import annotations

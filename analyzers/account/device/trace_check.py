@@ -5,9 +5,10 @@
     check.gap_ratio                                # how far the trace lies outside what the stamps allow
     contradiction(source, attempt=0)               # why exposed communication is not judged, or ""
 
-A trace records each kernel, a stamp only that the compute stream stood still. The trace therefore shows where stamps
-are wrong, for example because a kernel queues behind another stream's without a wait (few hardware queues). While the
-device waited for its host, communication in flight may count as exposed or not: any share between the two is allowed.
+A trace records each kernel; a stamp only shows that the compute stream stood still. So the trace shows where stamps are
+wrong, for example because a kernel queues behind a kernel of another stream without waiting for it (few hardware
+queues). Communication in flight while the device waited for its host may count as exposed or not: any share between the
+two is allowed.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class TraceCheck:
 
     captures: int
     stamped_ratio: float
-    """Exposed share of the step by the stamps."""
+    """Exposed share of the step according to the stamps."""
     traced_ratio: float
-    """Exposed share of the step by the profiler."""
+    """Exposed share of the step according to the profiler."""
     gap_ratio: float
-    """Share of the step by which the trace lies outside of what the stamps allow; 0 inside."""
+    """Distance of the traced share from the range that the stamps allow, as a share of the step; 0 within the range."""
 
 
 def contradiction(source: Source, attempt: int) -> str:

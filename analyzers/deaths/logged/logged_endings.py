@@ -1,4 +1,4 @@
-"""Ends of ranks, by the lines of ranks and launchers: signals, exit codes, victims, a stop from outside."""
+"""How ranks ended, from lines of ranks and launchers: signals, exit codes, victims, a stop from outside."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _HOW = {
     "Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Segfault": 11, "Bus error": 7, "Aborted": 6,
     "Terminated": 15, "Floating point exception": 8, "Illegal instruction": 4, "Trace/breakpoint trap": 5,
 }  # fmt: skip
-"""Signal numbers by the words that srun, bash and torch use for them."""
+"""{word that srun, bash or torch uses for a signal: its number}."""
 _ENDS = (
     "worker_failed", "root_failure", "process_terminated", "slurm_task", "signal_received", "shell_killed",
     "signal_caught",
 )  # fmt: skip
 _OF_ANY_PROGRAM = ("shell_killed", "signal_caught")
-"""Ends that a shell or library reports for any program; they are not the job's end if its steps continue."""
+"""Ends that a shell or library reports for any program. They are not the end of the job if its steps continue."""
 _LOADER_HANGS = (
     "If the job hung before this, a data loader worker was stuck: py-spy dump of the workers, or num_workers=0, "
     "shows where. Otherwise check who or what ended the job."
@@ -50,11 +50,11 @@ class Ended:
     """Ends of ranks as the lines of ranks and launchers report them."""
 
     victims: dict[int, LogLine] = field(default_factory=dict)
-    """Ranks that died because of another rank, with the line that shows it."""
+    """Ranks that died because of another rank, each with the line that shows it."""
     signals: dict[int, tuple[str, LogLine]] = field(default_factory=dict)
     exits: dict[int, tuple[int, LogLine]] = field(default_factory=dict)
     times_s: dict[int, float] = field(default_factory=dict)
-    """Time of each rank's end in the launcher's table, in seconds."""
+    """Epoch seconds of each rank's end, from the launcher's table or the line's time. Rank -1: the rank is unknown."""
     victim_lines: list[LogLine] = field(default_factory=list)
 
 
@@ -119,7 +119,7 @@ def _take_aborted(entry: LogLine, ended: Ended) -> None:
 
 
 def _take_others(entry: LogLine, ended: Ended) -> None:
-    """Add the other failures in torchrun's table: those as early as the root cause are equally suspect."""
+    """Add the other failures in torchrun's table: ranks that failed as early as the root cause are equally suspect."""
     for part in entry.text("others").split(", "):
         rank, _, time = part.partition("@")
         seen_s = _seconds(time)
@@ -173,7 +173,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             continue  # a launcher kills the remaining processes of a finished job
         first = _earliest([rank for rank, _ in group], ended)
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
-        if signal != "SIGABRT":  # a peer's end cannot cause it, so ranks that merely ended as early are not named
+        if signal != "SIGABRT":  # a peer's end cannot cause such a signal, so only ranks that got it are named
             ranks = tuple(sorted(rank for rank, _ in group if rank >= 0 and _is_early(rank, ended)))
         without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
         what = f"{who(ranks, _process_of(group))} died of {signal}{_place_of(group)}{without}"
@@ -198,7 +198,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
 
 
 def _process_of(group: Sequence[tuple[int, LogLine]]) -> str:
-    """Subject of a sentence on processes whose ranks no line states: the process, where its lines name it."""
+    """Subject of a sentence on processes whose rank is unknown: the process ID and host, if the lines have them."""
     found = {(entry.pid, entry.host) for _, entry in group if entry.pid is not None and entry.host}
     if not found:
         return "a rank that the log does not name"
@@ -222,7 +222,7 @@ def _was_found_ended(entry: LogLine) -> bool:
 
 def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     raised = {entry.rank for entry in book.of("exception") if not is_launchers(entry)}
-    explained = raised | _gave_up(book) | set(ended.victims)  # None, a line without a rank, may explain any exit
+    explained = raised | _gave_up(book) | set(ended.victims)  # None: a line without a rank may explain any exit
     explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()  # a loop may exit on NaN
     silent = [(rank, code, entry) for rank, (code, entry) in ended.exits.items() if not {rank, None} & explained]
     if not silent or _has_hard_signal(ended):
@@ -251,7 +251,7 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
 
 
 def is_one_node_of_several(book: LogBook) -> bool:
-    """Return True if only one of several nodes' end tables is here: its first end may be a consequence."""
+    """Return True if torchrun's failure table of only one of several nodes is here: the cause may be on another one."""
     tables = list(book.of("root_failure"))
     is_several = any(entry.number("rank") != entry.number("local_rank") for entry in tables)
     return is_several and len({entry.text("host") for entry in tables}) < 2
@@ -264,16 +264,16 @@ def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = Non
     if not timed:
         return list(ranks)
     limit_s = min(ended.times_s[rank] for rank in timed) + policy.same_second_s
-    # Ranks that the launcher ended by SIGTERM after the first failure have the same second; they are not the first.
+    # Ranks that the launcher ended by SIGTERM after the first failure have the same time, but are not the first.
     stopped = {rank for rank, (signal, _) in ended.signals.items() if signal == "SIGTERM"}
     innocent = stopped | ended.victims.keys()
     return [rank for rank, seen_s in ended.times_s.items() if seen_s < limit_s and rank not in innocent]
 
 
 def _is_early(rank: int, ended: Ended) -> bool:
-    """Return True if no other rank ended clearly earlier: a launcher kills remaining ranks after a while."""
+    """Return True if no other rank ended clearly earlier. Otherwise the launcher may have killed this rank."""
     seen_s = ended.times_s.get(rank)
-    # -1: time without a rank
+    # rank -1: a line without a rank
     first_s = min((time_s for other, time_s in ended.times_s.items() if other >= 0), default=seen_s)
     return seen_s is None or first_s is None or seen_s <= first_s + LogPolicy().poll_s
 
@@ -285,7 +285,7 @@ def _has_hard_signal(ended: Ended) -> bool:
 
 
 def _unlisted(book: LogBook) -> Iterator[Candidate]:
-    """Candidate for the task that failed first, which Slurm does not list among the tasks that it then ended."""
+    """Candidate for the task that failed first. Slurm does not list it among the tasks that it ended afterwards."""
     failed = [entry for entry in book.of("slurm_cancelled") if "TASK FAILURE" in entry.text("reason")]
     lines = list(book.of("slurm_task"))
     ended = {rank for entry in lines for rank in entry.ranks() or entry.ranks("tasks")}
@@ -306,7 +306,7 @@ def _unlisted(book: LogBook) -> Iterator[Candidate]:
 
 
 def _stopped_at_end(entry: LogLine, book: LogBook) -> bool:
-    """Return True for a worker that Ray ended by SIGTERM after the training had finished, as it ends all of them."""
+    """Return True for SIGTERM after the training had finished, which is how Ray ends all its workers."""
     return entry.text("signal") == "SIGTERM" and any(
         one.source == entry.source and one.line < entry.line for one in book.of("finished")
     )
@@ -343,7 +343,7 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
 
 
 def _killed_by_launcher(book: LogBook) -> Iterator[Candidate]:
-    """Candidate for a process that DeepSpeed's launcher saw fail: it kills the others before it prints the code."""
+    """Candidate for a failed process of DeepSpeed's launcher, which kills the others before it prints the exit code."""
     lines = [entry for entry in book.of("teardown") if "Killing subprocess " in entry.message]
     if lines and not any(book.of_role("death", "outside")):
         yield from_lines(
@@ -357,7 +357,7 @@ def _killed_by_launcher(book: LogBook) -> Iterator[Candidate]:
 
 
 def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
-    """Candidate for a pod that does not start; it may start later, so any line that names a cause outranks it."""
+    """Candidate for a pod that does not start. It may start later, so any line that names a cause takes precedence."""
     lines = list(book.of("pod_waits"))
     if lines:
         yield from_lines(
@@ -372,7 +372,8 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
 
 
 def _stops(book: LogBook) -> Iterator[Candidate]:
-    """Candidate for an interruption, with the user's line at which it came: a job is often stopped because it hangs."""
+    """Candidate for an interruption, with the line of the user's code that it interrupted: a job is often stopped
+    because it hangs there."""
     stops = [entry for entry in book.of("exception") if is_stop(entry)]
     if not stops:
         return

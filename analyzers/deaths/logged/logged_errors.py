@@ -5,8 +5,8 @@
 2. An exception proves nothing if the job went on after it, if the launcher was already ending the job, or if a
    background thread raised it.
 3. The same exception on several ranks is one candidate with all of them.
-4. For chained exceptions the last one is reported, together with its original. An exception whose text names a known
-   cause, or that is followed by errors of peers, is reported alone.
+4. Of chained exceptions the last one is reported, together with the original one. An exception is reported alone if its
+   text names a known cause, or if errors of peers follow it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ __all__ = ["process_candidates"]
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
 _FAILED_TOGETHER = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]")
-"""Ranks that a summary of torch.distributed.checkpoint lists, above the tracebacks of these ranks."""
+"""The summary of torch.distributed.checkpoint that lists ranks, above the tracebacks of these ranks."""
 _LIMITS = ("too_many_processes", "too_many_files", "host_out_of_memory", "shared_memory", "disk_full")
 _PIPES = ("EOFError", "BrokenPipeError", "ConnectionResetError")
 _UNIQUE_ID = "ing ncclUniqueId from ["
 _CLAUSE = re.compile(r"[:;,] ")
 _SYNCHRONIZE = "stream synchronize failed"
-"""torch_npu's text for an error of any task; the host raises it when it waits for the task."""
+"""Part of the error that torch_npu raises on the host when it waits for a task that failed in any way."""
 _NO_EVIDENCE = (
     "traceback",
     "type",
@@ -76,12 +76,12 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
             continue
         gave_up = first_timeout.get(entry.rank)
         if gave_up is not None and gave_up < book.position(entry):
-            continue  # its watchdog had already timed out
+            continue  # the rank's watchdog had already timed out
         if has_timeout and _SYNCHRONIZE in text_of(entry):
-            continue  # it waited for the task that did not end
+            continue  # the rank waited for the task that timed out
         rule = cause_of(words_of(entry))
         if rule is not None and (rule.kind in _NAMES_RANKS or (rule.role == "numerics" and _is_numeric(rule, book))):
-            continue  # the line itself is judged
+            continue  # other modules judge the line itself
         if _UNIQUE_ID in text_of(entry):
             continue
         cause = _cause(entry, rule)
@@ -107,7 +107,8 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         aside = [entry for entry, how in group if how in ("aside", "ignored")]
         proven = [entry for entry, how in group if how == "fatal" and not _is_last_line_of(entry, aside)]
         rest = [entry for entry, how in group if how in ("after", "aside")]
-        # Buffered standard output may come late: if anything ended, an error that seems survived is still a suspicion.
+        # Buffered standard output may come late. So if any process ended, an error is a suspicion even if steps follow
+        # it.
         is_over = bool(ended.victim_lines) or any(book.of_role("death"))
         rest += [entry for entry, how in group if how in ("survived", "ignored") and is_over]
         if proven or rest:
@@ -116,8 +117,8 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
 
 
 def _join_broken_pipes(found: dict[tuple[str, str], list[tuple[LogLine, Relevance]]]) -> None:
-    """Attribute a broken pipe to the limit that a thread of the same file hit before: the thread's process served that
-    pipe. The pipe's error shows the rank.
+    """Attribute a broken pipe to a resource limit that a thread hit earlier in the same file: the process of this
+    thread was at the other end of the pipe. The error of the pipe shows the rank.
     """
     for cause in _LIMITS:
         limits = [entry for entry, how in found.get((cause, ""), ()) if how == "aside"]
@@ -136,13 +137,14 @@ def _follows(entry: LogLine, earlier: list[LogLine]) -> bool:
 
 
 def _is_numeric(rule: Rule, book: LogBook) -> bool:
-    """Return False for ranks whose gradients differ although all are finite: no value explains the exception."""
+    """Return False if the exception says that gradients differ between ranks, but all of them are finite: no value
+    explains it."""
     return rule.kind != "gradients_differ" or any(entry.number("nonfinite") for entry in book.of("gradient_norms"))
 
 
 def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
-    """{(source, line) of a chained exception: counterpart}. The counterpart of a chain's last exception is its first
-    one; the counterpart of every other exception is the last one."""
+    """{(source, line) of a chained exception: counterpart}. The counterpart of the last exception in a chain is the
+    first one; the counterpart of every other exception is the last one."""
     found: dict[tuple[str, int], LogLine] = {}
     open_chains: dict[tuple[str, int | None], list[LogLine]] = {}
     for entry in book.of("exception"):
@@ -171,21 +173,21 @@ def _is_closed_by_loss(entry: LogLine, book: LogBook) -> bool:
 
 
 def _was_killed_later(entry: LogLine, ended: Ended) -> bool:
-    """Return True for an exception without traceback if its rank continued until a signal ended it."""
+    """Return True for an exception without traceback if the rank continued after it, until a signal ended the rank."""
     signal, end = ended.signals.get(entry.rank if entry.rank is not None else -1, ("", entry))
     is_end = signal not in ("", "SIGTERM", "SIGABRT") and end.rank is not None
     return is_end and not entry.text("traceback") and end.source == entry.source and end.line > entry.line
 
 
 def _is_last_line_of(entry: LogLine, tracebacks: list[LogLine]) -> bool:
-    """Return True if a line is the last line of one of these tracebacks, which was already read."""
+    """Return True if an entry without traceback follows one of these tracebacks: it may be the last line of it."""
     return not entry.text("traceback") and any(
         one.source == entry.source and one.rank == entry.rank and one.line < entry.line for one in tracebacks
     )
 
 
 def _repeats(entry: LogLine, tracebacks: list[LogLine]) -> bool:
-    """Return True if a line has the type and message of one of these tracebacks, as its last line does."""
+    """Return True if a line repeats the type and the message of one of these tracebacks: it is the last line of it."""
     return any(
         _is_last_line_of(entry, [one]) and type_of(one) in entry.message and one.text("message") in entry.message
         for one in tracebacks
@@ -193,7 +195,7 @@ def _repeats(entry: LogLine, tracebacks: list[LogLine]) -> bool:
 
 
 _NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier", "trace_culprits", "jax_barrier")
-"""Texts that name culprit ranks other than the rank that raises them: judged in `logged_calls`."""
+"""Kinds of lines that name culprits other than the rank that raises the error. `logged_calls` judges them."""
 _NOT_LINES = ("ray_memory", *_NAMES_RANKS)
 
 
@@ -226,7 +228,7 @@ def _candidate(
     codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     origin = chains.get((first.source, first.line))
-    # The first error may have no traceback: only its last line was printed, or torch's watchdog printed it again.
+    # The first error may have no traceback, if only its last line was printed or torch's watchdog repeated it.
     stacks = (own_frame_text(entry.text("traceback")) for entry in (first, *lines) if entry.kind == "exception")
     raised_at = next(filter(None, stacks), "")
     if origin is not None and _is_reraised(origin, first):
@@ -240,7 +242,7 @@ def _candidate(
     reason = stated_reason(first) if cause in ("rendezvous", "file_system") else None
     template = reason.text if reason is not None else row.log_text or CAUSES["exception"].log_text
     what = template.format(who=subject, error=name, at=f" ({at})" if at else "")
-    is_shared = row.blame == "outside" and len(ranks) > 1  # what one rank alone met may be its node's
+    is_shared = row.blame == "outside" and len(ranks) > 1  # an error of only one rank may come from its node
     lies_between = is_shared or row.blame in ("link", "job") or _compares(text)
     reported_by, ranks = (ranks, ()) if lies_between else ((), ranks)
     evidence: dict[str, Any] = {
@@ -285,13 +287,13 @@ def _with_listed(ranks: tuple[int, ...], book: LogBook) -> tuple[int, ...]:
 
 
 def _is_reraised(origin: LogLine, last: LogLine) -> bool:
-    """Return True for the error of a pool's worker, which its parent raises once more below the worker's traceback."""
+    """Return True for an error of a pool's worker that the parent raises again, below the traceback of the worker."""
     texts = [str(entry.fields.get("message") or "").strip().splitlines()[:1] for entry in (origin, last)]
     return type_of(origin) == type_of(last) and texts[0] == texts[1]
 
 
 def _pids_of(entry: LogLine, book: LogBook) -> set[int]:
-    """Pids of the process that wrote a line: from its prefix, and from lines in which a launcher reports its end.
+    """Pids of the process that wrote a line: from the prefix of the line, and from lines that report the process's end.
 
     A launcher numbers its ranks from 0 on each host, so a local rank is used only if all lines are from one host.
     """
@@ -314,19 +316,19 @@ def _compares(text: str) -> bool:
 def _one_line(text: object, cause: str) -> str:
     """The line of a message that names the cause, else its first one, without CUDA's hints and closing punctuation."""
     text = str(text or "")
-    text = text.replace("\\n", "\n") if "Traceback (most" in text else text  # a platform quotes the whole in one line
+    text = text.replace("\\n", "\n") if "Traceback (most" in text else text  # the traceback may be quoted in one line
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = (line for line in sorted(lines[:20], key=lambda line: line.endswith(":")) if _names(line, cause))
     head = " ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")
     if any(one.endswith(" root error(s) found.") for one in lines[:2]):
-        head = next((line.removeprefix("(0) ") for line in lines if line.startswith("(0) ")), head)  # XLA
+        head = next((line.removeprefix("(0) ") for line in lines if line.startswith("(0) ")), head)  # a list by XLA
     line = next(named, head)
     line = line.split(" CUDA kernel errors might")[0]
     return cut(line, 160) if len(line) <= 160 else cut(_from_cause(line, cause), 160)
 
 
 def _from_cause(line: str, cause: str) -> str:
-    """The last clauses of a long line that name the cause, if its beginning does not."""
+    """The end of a long line, from the clause that names the cause; the whole line if its first 160 characters do."""
     if _names(line[:160], cause):
         return line
     places = [match.end() for match in _CLAUSE.finditer(line)]
@@ -338,6 +340,6 @@ def _names(text: str, cause: str) -> bool:
 
 
 def _is_refused(entry: LogLine, cause: str) -> bool:
-    """Return True for a refused connection or failed mesh: a peer that died may be the cause."""
+    """Return True for a refused connection or a failed full mesh of gloo: a peer that died may be the cause."""
     text = f"{entry.message} {entry.text('error')}".lower()
     return cause == "unreachable" and ("refused" in text or "connectfullmesh" in text)

@@ -23,13 +23,13 @@ FOLLOWING_XIDS = (45, 66)
 _END_ROLES = ("root", "victim", "hang", "death", "nccl", "exception", "outside")
 _OFF_BUS_TEXTS = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
-"""Names of a training process in the kernel's log: the name of Python, or of a thread of torch."""
+"""Names of a training process in the kernel's log: Python, or a thread of torch."""
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.\d)?")
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
 
 
 def host_candidates(book: LogBook) -> list[Candidate]:
-    """Candidates for every cause that lines state about hosts, devices and the allocation."""
+    """Candidates for every cause that lines state about hosts, devices and the job's allocation."""
     return [
         *_devices(book),
         *_switches(book),
@@ -45,7 +45,7 @@ def host_candidates(book: LogBook) -> list[Candidate]:
 
 
 def _devices(book: LogBook) -> Iterator[Candidate]:
-    """Candidates for XIDs and lost GPUs, one per device: lines of several sources about one GPU are one candidate."""
+    """Candidates for XIDs and lost GPUs. Lines about one GPU are one candidate, even from several sources."""
     by_device: dict[tuple[str | None, str], list[LogLine]] = {}
     for entry in book.of("xid", "gpu_lost"):
         if entry.kind == "gpu_lost" or _xid(entry) not in (*PROGRAM_XIDS, *FOLLOWING_XIDS):
@@ -53,15 +53,15 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, _), device_lines in by_device.items():
         bus = device_lines[0].text("bus")
-        # A driver prints several lines about one loss, and only one names the device: NVIDIA's first of three, AMD's
-        # after the cause. Lines without a device near such a line belong to it.
+        # A driver prints several lines about one lost device, of which only one names it: the first of three for
+        # NVIDIA, one after the cause for AMD. Lines near it that name no device belong to it.
         if not bus:
             device_lines = [entry for entry in device_lines if not any(
                 (entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
         lines = [entry for entry in device_lines if when_of(entry, book) != "another time"]
         if not lines:
             continue
-        # A gauge holds its last error, which may be of an earlier job.
+        # A gauge keeps the last error, which may be from an earlier job.
         is_gauge = all(entry.text("gauge") for entry in lines)
         is_sure = not is_gauge and any(when_of(entry, book) == "the job's" for entry in lines)
         codes = list(dict.fromkeys(code for entry in lines if (code := _xid(entry)) is not None))
@@ -136,7 +136,7 @@ def _switches(book: LogBook) -> Iterator[Candidate]:
 
 
 def _tested(book: LogBook) -> Iterator[Candidate]:
-    """Candidates for DCGM tests that a device failed, and for devices that a tool reports as not healthy."""
+    """Candidates for failed DCGM tests of devices, and for devices that a tool reports as unhealthy."""
     lines = [entry for entry in book.of("device_check_failed") if not entry.text("what")]
     for entry in book.of("device_check_failed"):
         if what := entry.text("what"):
@@ -166,7 +166,7 @@ def _tested(book: LogBook) -> Iterator[Candidate]:
 
 
 def _drained(book: LogBook) -> Iterator[Candidate]:
-    """Candidates for drained Slurm nodes with the reason, which may be related to this job's end or older."""
+    """Candidate for drained Slurm nodes, with the reason. It may have to do with the end of this job, or be older."""
     lines = [entry for entry in book.of("node_drained") if entry.text("reason")]
     if lines:
         first = lines[0]
@@ -196,9 +196,8 @@ def _xid(entry: LogLine) -> int | None:
 
 
 def when_of(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
-    """Relation of a kernel log line to the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
-
-    If the line names a process of the job, it is the job's.
+    """Whether a line of a kernel log is from the time of the job: "the job's", "another time", or "unsure", if the
+    clocks may be of different time zones. A line that names a process of the job is the job's.
     """
     policy = policy or LogPolicy()
     if entry.pid is not None and any(one.pid == entry.pid and one.rank is not None for one in book.of("nccl_comm")):
@@ -230,7 +229,7 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
     in_cgroup = any(entry.text("cgroup") or "emory cgroup" in entry.message or "CONSTRAINT_MEMCG" in entry.message
                     for entry in lines)  # fmt: skip
     held = f" at {rss_kb / 1048576:.1f} GiB of resident memory" if rss_kb else ""
-    # A kernel log reaches back for days: a process that no other line mentions may be another job's.
+    # A kernel log reaches back for days. A process that no other line mentions may belong to another job.
     is_jobs = bool(ranks) or any(entry.kind != "oom_kill" for entry in lines) or _was_killed(book)
     yield from_lines(
         "host_out_of_memory",
@@ -272,7 +271,7 @@ def _killed_ranks(book: LogBook) -> set[int]:
 
 def _links(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in book.of("link_down") if not went_on(entry, book)]
-    # Such a line alone does not show a rank's end: every host logs some when it boots (`kernel_warnings`).
+    # Such a line alone does not explain a rank's end, because every host logs some when it boots (`kernel_warnings`).
     if lines and any(relevance(entry, book) != "survived" for entry, _ in book.of_role(*_END_ROLES)):
         host, interface = lines[0].host, lines[0].text("interface")
         yield from_lines(
@@ -285,7 +284,7 @@ def _links(book: LogBook) -> Iterator[Candidate]:
 
 
 def _file_systems(book: LogBook) -> Iterator[Candidate]:
-    """Candidates for a server or disk that the kernel reports as failing: processes wait for it and log nothing."""
+    """Candidate for a file server or disk that the kernel reports as failing: processes wait for it and log nothing."""
     lines = [entry for entry in book.of("file_system") if when_of(entry, book) != "another time"]
     back = {entry.text("server"): book.position(entry) for entry in lines if entry.text("state") == "OK"}
     failing = [entry for entry in lines if entry.text("state") != "OK"

@@ -22,7 +22,7 @@ _PROBE = "Kubernetes ended the container because its probe failed: the process w
 
 
 def limited_by(entry: LogLine) -> str:
-    """Reason why a scheduler ended a job; empty if it only reports an end with another cause."""
+    """Cause for which a scheduler ended a job; empty if the line only reports an end that has another cause."""
     if entry.kind == "node_failed":
         return "node_failed"
     resource = entry.text("resource").lower()
@@ -60,7 +60,7 @@ def host_of(entry: LogLine) -> str:
 
 
 def went_on(entry: LogLine, book: LogBook) -> bool:
-    """Return True if the job continued after such a line: it trained, or failed later for another reason."""
+    """Return True if the job continued after the line: it trained, or failed later for another reason."""
     if (entry.number("later_steps") or 0) >= SHARED.min_times:
         return True
     if "ssh exited" in entry.message and any(
@@ -75,14 +75,14 @@ def went_on(entry: LogLine, book: LogBook) -> bool:
 
 
 def _reason(entry: LogLine) -> str:
-    """Text of a launcher's line; if the line mostly consists of a command, only the error at its end."""
-    is_plain = len(entry.message) <= MAX_QUOTED and "   " not in entry.message  # and is not a table of events
+    """Text of a launcher's line; only the error at its end if the line is long or a table."""
+    is_plain = len(entry.message) <= MAX_QUOTED and "   " not in entry.message  # runs of spaces: a table of events
     text = entry.message if is_plain else entry.text("error") or entry.message
     return text[:MAX_QUOTED].rstrip(". ")
 
 
 def _follows_a_task(entry: LogLine, book: LogBook) -> bool:
-    """Return True for a step that srun ended because one of its tasks had failed; older versions give no reason."""
+    """Return True for a job step that srun ended because one of its tasks had failed. Older versions give no reason."""
     return entry.text("what") == "STEP" and any(
         task.source == entry.source and task.line < entry.line and task.text("how") not in ("Terminated", "")
         for task in book.of("slurm_task")

@@ -1,10 +1,10 @@
-"""State the reason that a line proves for a failed write or for a store wait that timed out, and the next step.
+"""The reason that a line proves for a failed write or for a store wait that timed out, and the next step.
 
     reason = stated_reason(line)
     reason.text, reason.do      # "Not all ranks reached a barrier: {error}", "Read the ends of the logs of ..."
 
-1. A write that failed may have met a full disk, a quota, a removed folder or a server's error. It is a full disk only
-   if the same file says so (`join_failed_writes`).
+1. A write may fail because of a full disk, a quota, a removed folder or an error of the server. The cause is a full
+   disk only if the same file says so (`join_failed_writes`).
 2. All waits for a key of the store raise the same error. The key, or the call in the traceback, shows whether ranks did
    not join, did not create a group, or did not reach a barrier.
 """
@@ -35,7 +35,7 @@ _BARRIER_CALLS = {"barrier", "monitored_barrier"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """`text`: sentence with `{who}`, `{error}` and `{at}`. `do`: the next step; None for that of the cause."""
+    """`text`: template of a sentence with `{who}`, `{error}` and `{at}`. `do`: the next step; None: the cause's."""
 
     text: str
     do: str | None = None
@@ -64,7 +64,7 @@ _OTHER = "A wait for a key of the store timed out: {error}"
 
 
 def stated_reason(entry: LogLine) -> Reason | None:
-    """The sentence and next step of a line; None for those of its cause."""
+    """The sentence and next step for a line; None if the texts of its cause apply."""
     rule = cause_of(words_of(entry))
     kind = rule.kind if entry.kind == "exception" and rule is not None else entry.kind
     if kind == _FAILED_WRITE:
@@ -91,7 +91,7 @@ def _of_wait(text: str, traceback: str) -> Reason | None:
 
 
 def join_failed_writes(found: dict[tuple[str, str], list[tuple[LogLine, Relevance]]]) -> None:
-    """Let a full disk explain the failed writes that the same file reports."""
+    """Move failed writes to the cause `disk_full` if the same file reports a full disk."""
     full = found.get(("disk_full", ""))
     group = found.get(("file_system", ""))
     if not full or not group:

@@ -1,4 +1,4 @@
-"""Bars of one value each, with a finding's suspects highlighted and a line at the value they were compared with.
+"""Bar chart with the suspects of a finding highlighted, and a line at the value they were compared with.
 
 figure = draw({"stage 0": 12.1, "stage 1": 19.8}, accused={"stage 1"}, x="own work (ms)", unit="ms", usual=12.4)
 """
@@ -26,7 +26,7 @@ def draw(
     usual_name: str = "the others",
     log: bool = False,
 ) -> Figure:
-    """Draw `values` in the given order; beyond `MAX_BARS` only the first and all accused ones."""
+    """Draw `values` in the given order. Of more than `MAX_BARS`, only the first ones and all accused ones are drawn."""
     names = list(values)
     if len(names) > MAX_BARS:
         kept = set(names[:MAX_BARS]) | set(accused)

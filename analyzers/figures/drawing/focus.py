@@ -1,4 +1,4 @@
-"""Suspect ranks or devices over steps or seconds: one line each, against the others as a band.
+"""Suspect ranks or devices over steps or seconds: one line for each suspect, and a band for the others.
 
     shown = RankComparison(x=steps, own={"rank 3": ms}, low=low, middle=middle, high=high)
     figure = draw(shown, y="own work (ms)", onset=60)
@@ -28,7 +28,7 @@ MAX_OWN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
-    """Values of the suspects over `x`, and `low`, `middle`, `high` of all others; NaN if there are none."""
+    """`own`: values of each suspect over `x`. `low`, `middle`, `high`: of all others; NaN where there are none."""
 
     x: npt.NDArray[Any]
     own: Mapping[str, Floats]
@@ -38,7 +38,7 @@ class RankComparison:
 
     @classmethod
     def of_lines(cls, x: npt.NDArray[Any], lines: Mapping[str, Floats], suspects: set[str]) -> RankComparison:
-        """Split `lines` (one per rank) into those of the suspects and the minimum, median and maximum of the others."""
+        """Split `lines` (one per rank) into the suspects' lines, and the minimum, median and maximum of the others."""
         own = {name: values for name, values in lines.items() if name in suspects}
         others = np.array([values for name, values in lines.items() if name not in suspects])
         nothing = np.full(len(x), np.nan)
@@ -92,7 +92,7 @@ def mark_onset(figure: Figure, onset: float | None) -> None:
 
 
 def mark_limit(figure: Figure, limit: tuple[float, str] | None) -> None:
-    """Add a dashed horizontal line with its name at the value of comparison."""
+    """Add a dashed horizontal line at the value that the finding compares with, labelled with its name."""
     if limit is not None:
         figure.add_hline(y=limit[0], line={"dash": "dash", "width": 1.2, "color": SEQUENCE[7]})
         figure.add_annotation(

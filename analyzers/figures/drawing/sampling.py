@@ -2,9 +2,9 @@
 
     source.query(f"SELECT rank, median(duration_ns) FROM steps WHERE {sampled(source, 0, 99_999)} GROUP BY rank")
 
-Rows are stored in order of time, and DuckDB knows the smallest and largest step of each block of rows: reading
-stretches of steps skips nine blocks out of ten, while reading every k-th step skips none (1,024 ranks x 100,000 steps:
-0.2 s against 1.0 s of CPU).
+Rows are stored in order of time, and DuckDB knows the smallest and largest step of each block of rows. With stretches
+of steps it skips nine blocks out of ten, with every k-th step none (1,024 ranks x 100,000 steps: 0.2 s instead of 1.0 s
+of CPU time).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from analyzers.source import READ_STEPS, Source
 __all__ = ["MAX_ROWS", "sampled"]
 
 MAX_ROWS = 400_000
-"""Maximum number of rows for a median."""
+"""Approximate number of rows to read; enough for a median."""
 STRETCHES = 16
 
 

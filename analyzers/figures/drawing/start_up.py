@@ -1,6 +1,6 @@
 """Limit an axis so that slow first steps do not flatten the later ones: start-up takes many times as long as a step.
 
-limit_start(figure, steps, [duration_ms], unit="ms")      # the axis ends at the later steps; a note names the start
+limit_start(figure, steps, [duration_ms], unit="ms")      # the axis ends above the later steps, with a note
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ROOM = 1.1
 
 
 def limit_start(figure: Figure, step: Ints, lines: Sequence[Floats], *, unit: str) -> None:
-    """If the first steps far exceed the values after the warm-up, end the axis at the largest value after the warm-up.
+    """If values in the warm-up far exceed the later ones, end the y axis slightly above the largest later value.
 
-    `lines`: values by step, whose axis begins at zero.
+    `lines`: values of each line, in the order of `step`. A note in the figure has the maximum of the first steps.
     """
     num = SHARED.warm_up_steps
     if len(step) < num + SHARED.min_steps or not lines:

@@ -14,7 +14,7 @@ __all__ = ["Drawing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A figure of Plotly and the title above it."""
+    """A Plotly figure and the title above it."""
 
     title: str
     figure: go.Figure

@@ -2,9 +2,9 @@
 
     figure = draw(excess_over_peers(cells, places), marks=[Mark(rank=3, first_step=60, ...)])
 
-The colour scale runs logarithmically from twice the noise of a cell to the largest row: a rank at +1 % is visible if
+The colour scale is logarithmic from twice the noise of a cell up to the largest row. So a rank at +1 % is visible if
 nothing is worse, and a rank at +30 % does not hide another at +3 %. Ranks that stand out, and ranks of findings, are
-named above the map; if there are many ranks, each of these also has a numbered row there.
+named above the map; if there are many ranks, their rows are also repeated there.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LABELLED_ROWS = 32
 """Maximum number of rows that are tall enough to be visible and labelled."""
 MAX_ABOVE = 6
 GROUND_SIGMAS, TOP_SIGMAS = 2.0, 6.0
-"""Excess, in units of noise, at which the colour scale starts, and the minimum at which it ends."""
+"""Excess in units of noise: where the logarithmic part of the colour scale starts, and the least at which it ends."""
 GROUND = 0.2
-"""Share of the colour scale for excesses below that limit."""
+"""Share of the colour scale for an excess below `GROUND_SIGMAS`."""
 ROW_PX, GAP_PX = 26, 14
 MAP_PX = 520
 TICKS = (1, 2, 3, 5)
@@ -85,7 +85,7 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
             )  # fmt: skip
     named = [(rank, text) for rank in _above(excess, marks) if (text := _text(excess, rank, marks))]
     for line, (rank, text) in enumerate(named):
-        # Texts are above the map: on a narrow page a text in it would cover the steps in which something begins.
+        # Texts are above the map, because on a narrow page they would cover the steps where an excess begins.
         figure.add_annotation(
             x=0, xref="paper", y=1, yref="paper", text=label(f"rank {rank}: {text}", 60), showarrow=False,
             xanchor="left", yanchor="bottom", yshift=6 + TEXT_PX * (len(named) - 1 - line),
@@ -96,10 +96,10 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
 
 
 def name_of(excess: Excess, one: StandingOut) -> str:
-    """`+30 % from step 201 on`, `+4.1 ms in steps 20 to 39`; `about` where a cell has several steps."""
+    """`+30 % from step 201 on`, `+4.1 ms in steps 20 to 39`; `about` and `around` if a cell has several steps."""
     unit = excess.unit
     size = f"+{one.value:.2g} {unit}"
-    is_coarse = excess.steps_per_cell > 1  # the cell in which it begins has steps before it
+    is_coarse = excess.steps_per_cell > 1  # the first cell may have steps before the excess began
     if one.is_rise or (one.lasts and one.first_step > int(excess.steps[0])):
         return f"{size} from {'about ' * is_coarse}step {one.first_step} on"
     if one.lasts:
@@ -108,7 +108,7 @@ def name_of(excess: Excess, one: StandingOut) -> str:
 
 
 def _limits(excess: Excess) -> tuple[float, float]:
-    """Excess at the start and at the end of the colour scale."""
+    """Excess at the start and at the end of the logarithmic part of the colour scale."""
     finite = np.where(np.isfinite(excess.values), excess.values, -np.inf)
     if not finite.size:
         return 1.0, 2.0
@@ -148,7 +148,7 @@ def _row(excess: Excess, rank: int) -> Floats:
 
 
 def _above(excess: Excess, marks: Sequence[Mark]) -> list[int]:
-    """Ranks with a row and a text: those of findings first."""
+    """Ranks to name above the map, ranks of findings first; at most `MAX_ABOVE`."""
     ranks = [mark.rank for mark in marks if mark.rank in excess.row_of]
     return list(dict.fromkeys([*ranks, *(one.rank for one in excess.standing_out)]))[:MAX_ABOVE]
 

@@ -3,9 +3,9 @@
     figure = draw(rank_step.rank_step(store, "own work"), marks=[Mark(rank=3, first_step=60, ...)])
 
 In a large run a cell is the largest value of several ranks and steps (a median over ranks would hide the slow one). The
-colour scale runs from the 2nd percentile to the typical value of the highest row, so that a single garbage collection
-does not make the rest uniform, and one slow rank among thousands is still within the scale. `excess_map` draws which
-ranks are slower than their peers.
+colour scale runs from the 2nd to the 98th percentile, or up to the largest median of a row if that is higher. So a
+single garbage collection does not make the rest uniform, and one slow rank among thousands is still within the scale.
+`excess_map` shows which ranks are slower than their peers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Mark", "draw", "marks_of"]
 
 MAX_MARKS = 12
 MAX_MARKED_RANKS = 4
-"""Maximum number of ranks of a finding that is marked."""
+"""A finding with more ranks than this is not marked."""
 MARK = "#e8590c"
 
 

@@ -2,8 +2,8 @@
 
     figure = draw(load_places(store), values, rows="dp_shard", columns="tp", unit="ms")
 
-`places`: columns rank and one per dimension. Each cell is one rank, or several that share a place, with their largest
-value: `0-7, worst 3`.
+`places`: columns rank and one per dimension. Each cell is one rank, or several ranks that share a place. Several ranks
+are shown with their largest value and the text `0-7, worst 3`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ DIMENSIONS = {
 Texts = npt.NDArray[np.object_]
 MAX_CELLS_WITH_TEXT = 256
 TEXT_WIDTH, CHARACTER = 420, 6.5
-"""Width in pixels for the texts of a row of cells, and of a character; longer texts would be shrunk until
-unreadable."""
+"""Pixels for all texts in a row of cells, and for a character. Longer texts are left out, because they would be shrunk
+until they are unreadable."""
 MAX_RUNS, MAX_RUNS_HOVER = 2, 24
-"""Ranges of ranks that a cell and its hover text list; the others are counted."""
+"""Maximum number of ranges of ranks that a cell and its hover text list; ranks in further ranges are counted."""
 
 
 def load_places(source: Source) -> Mapping[str, Any]:
@@ -98,7 +98,7 @@ def filled_ratio(places: Mapping[str, Any], rows: str, columns: str) -> float:
 
 
 def _text(names: Texts, slowest: Texts) -> Texts | None:
-    """Text of each cell: its ranks if they fit, else the slowest one, else nothing."""
+    """Text of each cell: its ranks if all texts fit, else the slowest rank; None if that does not fit either."""
     for texts in (names, slowest):
         longest = max((len(str(text)) for text in texts.flat), default=0)
         if texts.size <= MAX_CELLS_WITH_TEXT and longest * CHARACTER * texts.shape[1] <= TEXT_WIDTH:

@@ -23,10 +23,10 @@ from analyzers.source import READ_STEPS, Floats, Ints, Source, floats, ints
 __all__ = ["MEASURES", "Matrix", "own_work", "rank_against_others", "rank_step"]
 
 MAX_CELLS = 400
-"""Rows and columns of a matrix."""
+"""Maximum number of rows and of columns in a matrix."""
 FEW_RANKS, COLUMNS_OF_MANY = 32, 100
-"""Number of ranks up to which means have `MAX_CELLS` columns, and number of columns for more ranks, whose thinner rows
-need less noise.
+"""With `each_rank`, up to `FEW_RANKS` ranks get `max_cells` columns. With more ranks there are `COLUMNS_OF_MANY`
+columns, so that each mean has more steps: thinner rows need less noise.
 """
 MEASURES = {
     "own work": (f"{OWN_WORK} / 1e6", "ms"),
@@ -37,17 +37,15 @@ MEASURES = {
     "not measured": (f"{NOT_MEASURED} / 1e6", "ms"),
     "memory": ("memory_bytes / 1048576.0", "MiB"),
 }
-"""Quantities of a matrix rank x step: {name: (expression over `steps`, unit)}."""
+"""Quantities of a matrix: {name: (SQL expression over `steps`, unit)}."""
 _OF_CALLS = ("own work", "waiting")
-"""Quantities known from the calls of GPUs without stamps."""
+"""Quantities that the calls of GPUs without stamps give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """`values[i, j]`: the largest value over the ranks from `ranks[i]` and the steps from `steps[j]` on; the mean, if
-    each rank has a row.
-
-    NaN if nothing was recorded.
+    """`values[i, j]`: the largest value over the `ranks_per_cell` ranks from `ranks[i]` on and the `steps_per_cell`
+    steps from `steps[j]` on, or the mean over these steps with `each_rank`. NaN if nothing was recorded.
     """
 
     ranks: Ints
@@ -73,9 +71,9 @@ def rank_step(
     max_rows: int | None = None,
     each_rank: bool = False,
 ) -> Matrix:
-    """One measure of MEASURES over ranks and steps; a cell is the largest value of its ranks and steps. Raises
-    KeyError. With `each_rank`, every rank has a row and a cell is the mean of its steps, to compare ranks with one
-    another. With `max_rows`, only every k-th step of a longer run is read: a preview in a fraction of the time.
+    """One of `MEASURES` over ranks and steps; a cell is the largest value of its ranks and steps. With `each_rank`,
+    every rank has a row and a cell is the mean of its steps, to compare ranks with one another. With `max_rows`, only
+    every k-th step of a longer run is read, for a preview in a fraction of the time. Raises KeyError.
     """
     expression, unit = MEASURES[measure]
     nothing = Matrix(ranks=np.zeros(0, np.int64), steps=np.zeros(0, np.int64), values=np.zeros((0, 0)), unit=unit)
@@ -126,7 +124,7 @@ def rank_step(
 
 
 def _by_calls(source: Source, attempt: int, measure: str) -> tuple[Ints, Ints, Floats]:
-    """Return (rank, step, ms) on GPUs without stamps: the minimum waiting of the ranks, or their steps without it."""
+    """Return (rank, step, ms) on GPUs without stamps: a lower bound of the waiting, or the step time without it."""
     table = device_rows(source, attempt)
     waited = floats(table["wait"])
     ms = waited if measure == "waiting" else floats(table["duration"]) - waited

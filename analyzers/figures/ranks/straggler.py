@@ -31,7 +31,7 @@ def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
     order = np.argsort(-total, kind="stable")[:MAX_RANKS]
     x = "phases of a step, medians without waiting"
     if len(order) < len(total):
-        x += f"<br>the {len(order)} slowest of {len(total):,} ranks"  # in a second line: a phone cuts a longer one
+        x += f"<br>the {len(order)} slowest of {len(total):,} ranks"  # on a second line: a phone cuts off a longer one
     figure = new_figure(height=int(130 + 24 * len(order)), x=x, barmode="stack")
     names = [f"<b>rank {rank[i]}</b>" if rank[i] in culprits else f"rank {rank[i]}" for i in order]
     for name, words in _PARTS.items():
@@ -52,7 +52,8 @@ def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
 
 
 def against_peers(work: Mapping[str, Any], *, rank: int, onset: int | None = None) -> go.Figure:
-    """`work`: columns step, own, low, middle, high (milliseconds): the rank, and percentiles of the others."""
+    """Draw the rank's own work over the steps. `work`: columns step, own (of the rank), and low, middle, high:
+    percentiles of the others (milliseconds)."""
     low, middle, high = (floats(work[name]) for name in ("low", "middle", "high"))
     own = {f"rank {rank}": floats(work["own"])}
     comparison = RankComparison(x=ints(work["step"]), own=own, low=low, middle=middle, high=high)

@@ -22,7 +22,7 @@ MAX_ITEMS = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineItem:
-    """A span or a call of one rank; `end_ms` None: it never ended."""
+    """A span or a call of one rank. `end_ms`: None if it never ended."""
 
     rank: int
     kind: str
@@ -35,7 +35,7 @@ class TimelineItem:
     stage: int | None = None
     microbatch: int | None = None
     pipeline: str = ""
-    """Mesh coordinates of the rank except its stage; ranks of one pipeline share them."""
+    """Mesh coordinates of the rank without its stage, which are equal for all ranks of one pipeline."""
     zero_ns: int = 0
     """Epoch time of millisecond 0 on the rank's host."""
 
@@ -43,9 +43,10 @@ class TimelineItem:
 def timeline(
     source: Source, *, attempt: int, first_step: int, last_step: int, ranks: Sequence[int], limit: int = MAX_ITEMS
 ) -> list[TimelineItem]:
-    """Spans and calls of some ranks in a range of steps, by start; those that never ended are always included.
+    """Spans and calls of some ranks in a range of steps, ordered by start. Of more than `limit`, those that never ended
+    take precedence, then the earliest.
 
-    Times are milliseconds since the first record of the rank's host in the range.
+    Times are milliseconds since the first of these spans and calls on the rank's host.
     """
     listed = ", ".join(str(int(rank)) for rank in ranks) or "-1"
     parts = []

@@ -22,7 +22,7 @@ _TIMED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptMark:
-    """Something that happened to an attempt; `wall_ns` is by the clock of `rank` (-1: of a node)."""
+    """Something that happened to an attempt. `wall_ns`: by the clock of the host of `rank`; -1: of any host."""
 
     wall_ns: int
     text: str
@@ -57,7 +57,8 @@ def attempt_marks(source: Source, attempt: int) -> list[AttemptMark]:
 
 
 def _last_record_ns(source: Source, attempt: int, last_step: int) -> int:
-    """Time of a rank's last record in the attempt; for a step that never ended, from its spans and calls."""
+    """Latest time in the last step's records of all ranks: steps, spans and calls. Records without an end count with
+    their start."""
     times = [
         source.rows(
             f"SELECT max(greatest({begin}, coalesce({end}, {begin}))) FROM {table} "

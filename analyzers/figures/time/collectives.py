@@ -4,7 +4,7 @@ figure = draw(bandwidth.call_columns(store))
 figure = waits(bandwidth.call_columns(store))
 
 A point is an operation of one size in one group. Its coordinates are the size of a rank's input and the bus bandwidth
-(`communication.bandwidth`); its area is the waiting it causes.
+(`communication.bandwidth`); its area grows with the waiting in these calls.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["draw", "waits"]
 MAX_OPS = 8
 MAX_PER_OP = 600
 MAX_NAME_CHARS = 30
-"""Longest name of a bar in one line: a longer one takes the place of the bars on a narrow screen."""
+"""If a name is longer, all names have two lines: long names leave no room for bars on a narrow screen."""
 MAX_BARS = 14
 AXIS_ROOM, FEW_DECADES = 0.2, 2.5
-"""Powers of ten on each side of the dots, and up to how many in all there are ticks between them."""
+"""Decades of room on each side of the points; number of decades below which there are ticks within a decade."""
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -57,7 +57,7 @@ def draw(calls: Mapping[str, Any]) -> go.Figure:
 
 
 def _log_axis(values: Floats) -> dict[str, Any]:
-    """A logarithmic axis with room for the dots, and ticks at 1, 2 and 5 where powers of ten would be one or two."""
+    """A logarithmic axis with room for the points. It has ticks at 1, 2 and 5 if it has few decades."""
     low, high = np.log10(values.min()) - AXIS_ROOM, np.log10(values.max()) + AXIS_ROOM
     digits = (1, 2, 5) if high - low < FEW_DECADES else (1,)
     powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
@@ -66,7 +66,7 @@ def _log_axis(values: Floats) -> dict[str, Any]:
 
 
 def _si(value: float) -> str:
-    """`200 M`."""
+    """Number with an SI prefix: `200 M`."""
     scale, prefix = next((one for one in _PREFIXES if value >= one[0]), (1.0, ""))
     return f"{value / scale:g} {prefix}".rstrip()
 
@@ -82,7 +82,7 @@ def _hover(calls: Mapping[str, Any], row: int) -> str:
 
 
 def waits(calls: Mapping[str, Any]) -> go.Figure:
-    """Seconds of waiting summed over all ranks, by operation and group, the largest first; only measured ones."""
+    """Seconds of measured waiting, summed over all ranks, by operation and group; the largest first."""
     total: dict[tuple[str, str], float] = {}
     for op, group, wait in zip(calls["op"], calls["process_group"], floats(calls["wait_s"]), strict=True):
         if np.isfinite(wait):

@@ -1,4 +1,4 @@
-"""Exposed communication of each step, and communication hidden behind computation: milliseconds over the steps.
+"""Communication of each step in milliseconds: exposed transfers and waits, and what is hidden behind computation.
 
 figure = draw(step, transfer_ms, late_ms, overlapped_ms)
 """
@@ -16,7 +16,7 @@ __all__ = ["draw"]
 
 
 def draw(step: Ints, transfer_ms: Floats, late_ms: Floats, overlapped_ms: Floats) -> Figure:
-    """Draw means over the ranks, stacked, exposed transfers at the bottom. At most 2,000 steps."""
+    """Draw means over the ranks, stacked, with exposed transfers at the bottom; for at most about 2,000 steps."""
     parts = [
         ("exposed: transfer", transfer_ms, CATEGORY["communication"]),
         ("exposed: waiting for stragglers", late_ms, CATEGORY["straggler"]),

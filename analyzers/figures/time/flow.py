@@ -2,7 +2,7 @@
 
     add_flow(figure, [Stop(row=0, key=3, stage=0, kind="forward", start_ms=1.0, end_ms=2.0), ...], half=0.27)
 
-Drawn over the schedule of one pipeline and over the timeline of ranks.
+The lines are drawn over the schedule of one pipeline, and over the timeline of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Stop", "add_flow"]
 
 MAX_FLOWS = 600
 SKEW_MS = 1.0
-"""Maximum clock difference of two hosts; with a larger one a line would go back in time, so it is left out."""
+"""Maximum clock difference of two hosts. A line that would go back in time by more than this is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class Stop:
 
 
 def add_flow(figure: Figure, stops: Sequence[Stop], *, half: float) -> None:
-    """Add thin lines from the end of a piece to the start of the next. `half`: vertical distance from the middle of a
-    row to a line's end, half a bar."""
+    """Add thin lines from the end of a piece to the start of the next. `half`: half the height of a bar, the distance
+    from the middle of a row at which a line ends."""
     for number, (kind, way) in enumerate((("forward", 1), ("backward", -1))):
         xs: list[float | None] = []
         ys: list[float | None] = []

@@ -1,4 +1,4 @@
-"""Waterfall from wall time down to training time, and the same by rank.
+"""Where the wall time went: a waterfall down to training time, a bar for each rank, and a single bar.
 
 waterfall(diagnosis.goodput)
 by_rank(diagnosis.goodput)
@@ -18,15 +18,15 @@ MAX_RANKS = 64
 _LEAST = 0.0005
 """Share of the wall time below which a category is not drawn."""
 _LABELLED = 4
-"""Percentage from which a part of the strip has room for its number; a smaller part has it in the legend."""
+"""Percentage from which a part of the strip shows its number; for a smaller part the number is in the legend."""
 
 
 def waterfall(account: Account) -> go.Figure:
-    """Draw bars that each begin where the one above ends; the last one is training, where it was measured."""
+    """Draw bars that each begin where the one above ends. The last one is training, if it was measured."""
     wall = account.wall_s or 1.0
     lost = sorted((n for n in CATEGORIES if n != "training"), key=lambda name: -account.seconds[name])
     lost = [name for name in lost if account.seconds[name] >= _LEAST * wall]
-    kept = ["training"] if account.goodput_ratio is not None else []  # not measured is not zero
+    kept = ["training"] if account.goodput_ratio is not None else []  # not measured: no bar, since a bar would say 0
     names = ["wall time", *(account.names[name] for name in (*lost, *kept))]
     lengths = [account.wall_s, *(account.seconds[name] for name in (*lost, *kept))]
     starts, left = [0.0], account.wall_s
@@ -35,7 +35,7 @@ def waterfall(account: Account) -> go.Figure:
         starts.append(max(0.0, left))
     starts += [0.0 for _ in kept]
     colours = [SEQUENCE[7], *(CATEGORY[name] for name in (*lost, *kept))]
-    # On a narrow screen a text takes nearly half of the width: within a long bar, else on the side with more room.
+    # On a narrow screen a text takes nearly half of the width. It is put into a long bar, else on the side with room.
     is_long = [length >= wall / 2 for length in lengths]
     width = 1.3 * wall
     is_left = [
@@ -62,7 +62,7 @@ def _hover(seconds: float, wall: float) -> str:
 
 
 def by_rank(account: Account) -> go.Figure:
-    """One stacked bar per rank. With many ranks, those with the least and the most training are shown."""
+    """Draw one stacked bar per rank. Of many ranks, only those with the least and the most training are shown."""
     ranks, x = sorted(account.by_rank), "seconds"
     if len(ranks) > MAX_RANKS:
         ordered = sorted(ranks, key=lambda rank: account.by_rank[rank]["training"])
@@ -85,7 +85,7 @@ def by_rank(account: Account) -> go.Figure:
 
 
 def strip(account: Account) -> go.Figure:
-    """Draw the wall time as one bar, its parts in the order of `CATEGORIES`, training first."""
+    """Draw the wall time as one bar, with its parts in the order of `CATEGORIES` (training first)."""
     figure = new_figure(height=176, barmode="stack")
     wall = account.wall_s or 1.0
     for name, text in account.names.items():
@@ -93,7 +93,7 @@ def strip(account: Account) -> go.Figure:
         if seconds < _LEAST * wall:
             continue
         share = 100 * seconds / wall
-        short = f"{share:.0f} %" if share >= 0.5 else "<1 %"  # no more fits into an entry of the legend
+        short = f"{share:.0f} %" if share >= 0.5 else "<1 %"  # a longer text does not fit into an entry of the legend
         figure.add_bar(
             y=[""], x=[seconds], name=text if share >= _LABELLED else f"{text} {short}",
             orientation="h", width=0.9, textangle=0,
@@ -103,7 +103,7 @@ def strip(account: Account) -> go.Figure:
         )  # fmt: skip
     figure.update_xaxes(ticksuffix=" s", range=[0, wall], title={"text": ""}, side="top")  # the legend is below it
     figure.update_yaxes(visible=False)
-    # Two columns on a phone: a legend in one would cover the bar.
+    # The legend has two columns on a phone, because a single one would cover the bar.
     figure.update_layout(
         legend={"y": -0.1, "yanchor": "top", "traceorder": "normal", "font": {"size": 10}, "entrywidth": 130}
     )

@@ -16,7 +16,7 @@ MAX_RANKS = 16
 
 
 def moment(source: Source, finding: Finding | None = None) -> Iterator[Drawing]:
-    """The timeline around a finding's first step, or at the end of the run."""
+    """The timeline around a finding's first step, or at the end of its attempt."""
     if not source.has("steps"):
         return
     attempt = finding.attempt if finding is not None else None
@@ -45,7 +45,7 @@ def _is_at_end(finding: Finding) -> bool:
 
 
 def _shown_ranks(source: Source, attempt: int, named: Sequence[int]) -> list[int]:
-    """Ranks to show: those named, and others up to `MAX_RANKS`."""
+    """Ranks to show: the named ones first, then others, up to `MAX_RANKS` in all."""
     rows = source.rows("SELECT DISTINCT rank FROM steps WHERE attempt = ? AND rank >= 0 ORDER BY rank", [attempt])
     everybody = [int(rank) for (rank,) in rows]
     chosen = [rank for rank in named if rank in set(everybody)][:MAX_RANKS]

@@ -32,7 +32,7 @@ _SYMBOLS = {
 
 
 def draw(phases: Sequence[tuple[int, str, float, float]], moments: Sequence[tuple[float, int, str, str]]) -> Figure:
-    """One lane per attempt, seconds from left to right."""
+    """Draw one lane per attempt, seconds from left to right."""
     attempts = sorted({attempt for attempt, *_ in phases})
     figure = new_figure(height=int(min(620, 150 + 54 * max(1, len(attempts)))), x="seconds", barmode="overlay")
     for word, colour in _WORDS.items():

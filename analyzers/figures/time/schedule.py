@@ -64,7 +64,7 @@ def draw(pieces: Mapping[str, Any], *, flow: bool = True) -> Figure:
 
 
 def idle(ranks: Mapping[str, float], *, expected: float | None = None) -> Figure:
-    """Draw the idle share (0 to 1) by stage or rank, with the schedule's own bubble as a line."""
+    """Draw the idle share (0 to 1) by stage or rank, and a line at the bubble of the schedule with equal stages."""
     figure = new_figure(height=int(120 + 30 * len(ranks)), x="idle share of the pipeline's time", showlegend=False)
     names = list(ranks)
     figure.add_bar(
@@ -84,14 +84,14 @@ def idle(ranks: Mapping[str, float], *, expected: float | None = None) -> Figure
 
 
 def idle_by_step(shares: Mapping[int, float], *, expected: float | None = None) -> Figure:
-    """Draw the idle share (0 to 1) of the pipeline over the steps, with the schedule's own bubble as a line."""
+    """Draw the pipeline's idle share (0 to 1) over the steps, and a line at the schedule's bubble with equal stages."""
     figure = new_figure(height=240, x="step", y="idle share", showlegend=False)
     figure.add_scatter(
         x=list(shares), y=[100 * share for share in shares.values()], mode="lines" if len(shares) > 2 else "markers",
         line={"color": SEQUENCE[3], "width": 1.6}, hovertemplate="step %{x}: %{y:.1f} %<extra></extra>",
     )  # fmt: skip
     if expected is not None:
-        figure.add_hline(  # the measured share is above it
+        figure.add_hline(  # its text is below it, since the measured share is above
             y=100 * expected, line={"dash": "dot", "width": 1.5, "color": SEQUENCE[7]}, annotation_text="equal stages",
             annotation_position="bottom left",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Parts of the step time, stacked over the steps: shows which part grew, and since when.
+"""Parts of the step time, stacked over the steps: the figure shows which part grew, and since when.
 
 figure = draw(steps, [("data", data_ms, PHASE["data"]), ("compute", compute_ms, PHASE["forward"])], y="ms per step")
 
@@ -45,7 +45,7 @@ def draw(
 
 
 def stretches(step: Ints) -> list[tuple[int, int]]:
-    """Half-open index ranges of the steps between gaps; if there are many gaps, only the largest count."""
+    """Half-open index ranges of the steps between gaps. If there are many gaps, only the largest ones count."""
     if not len(step):
         return []
     distances = np.diff(step)

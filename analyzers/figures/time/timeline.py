@@ -3,8 +3,8 @@
 figure = draw(activity.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
 
 Each rank has two lanes: spans above, collectives below. Collectives are striped, because there are more kinds than
-distinguishable colours. Pieces still open at the end of the records are hatched and extend to the right edge. In a
-pipeline thin lines follow each microbatch from stage to stage. Spans that are long enough carry their name.
+distinguishable colours. Spans and calls that never ended are hatched and extend to the right edge. In a pipeline, thin
+lines follow each microbatch from stage to stage. Spans that are long enough carry their name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMED_RATIO = 0.04
 def draw(
     items: list[TimelineItem], marks: Sequence[AttemptMark] = (), *, ranks: list[int] | None = None, find: str = ""
 ) -> go.Figure:
-    """Draw the items over milliseconds since each host's first one. Items that do not match `find` are faint.
+    """Draw the items over the milliseconds since the first item of each host. Items that do not match `find` are faint.
 
     Only `marks` between the first and the last item are drawn.
     """
@@ -84,7 +84,7 @@ def draw(
         range=[len(lane) - 0.4, -0.85], showgrid=False,
     )  # fmt: skip
     figure.update_xaxes(range=[0, right], ticksuffix=" ms", title={"text": ""})
-    # else Plotly shrinks the name in a narrow bar
+    # otherwise Plotly shrinks the name in a narrow bar
     figure.update_layout(uniformtext={"minsize": NAME_SIZE, "mode": "hide"})
     _add_steps(figure, items, right)
     _add_marks(figure, items, marks, right)
@@ -111,13 +111,13 @@ def between_phases(items: Sequence[TimelineItem], *, least_ms: float) -> list[Ti
 
 
 def matches(item: TimelineItem, find: str) -> bool:
-    """Return True if all words of `find` occur in the item's name, its rank or its details."""
+    """Return True if all words of `find` occur in the item's name, rank, step or details."""
     text = f"{item.kind} rank {item.rank} step {item.step} {item.detail}".lower()
     return all(word in text for word in find.lower().split())
 
 
 def _add_steps(figure: go.Figure, items: list[TimelineItem], right: float) -> None:
-    """Add a line where the first rank begins each step, with the step's number above it where there is room."""
+    """Add a line where the first rank begins each step, and the step number above the line if there is room."""
     begins: dict[int, float] = {}
     for item in items:
         if item.step is not None:
