@@ -1,4 +1,4 @@
-"""First line of another library's error, for one-line messages.
+"""The first line of an error that another library raised, for one-line messages.
 
 first_line(RuntimeError("no such column\\n  at ..."))     # "no such column"
 """
@@ -11,5 +11,5 @@ MAX_CHARS = 200
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line, shortened if it is long; the type of an error without text."""
+    """Return the first line of the error's text, shortened if it is long; without text, the name of its type."""
     return (str(error).splitlines() or [type(error).__name__])[0][:MAX_CHARS]

@@ -1,4 +1,4 @@
-"""Exit codes of a rank, and so of `rankscope train`, besides 0 (finished) and 130 (SIGINT)."""
+"""Exit codes of a rank and of `rankscope train`, besides 0 (finished) and 130 (SIGINT)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXIT_FINISHED = 6
 EXIT_STORAGE = 75
 """The disk is full or does not answer (EX_TEMPFAIL): nothing was renamed or removed, and `--resume` may be retried."""
 EXIT_PREEMPTED = 143
-"""SIGTERM: 128 + 15, as if it had not been handled. The training is saved; `--resume` continues."""
+"""Ended by SIGTERM: 128 + 15, as if the signal had not been handled. The state is saved, and `--resume` continues."""
 STORAGE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM}
 )

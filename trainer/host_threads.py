@@ -1,7 +1,7 @@
 """Number of threads that a rank uses on its host.
 
 threads_of_rank(config, num_ranks=8)   # in the launcher: default of OMP_NUM_THREADS
-set_host_threads(device)               # in a rank: OMP_NUM_THREADS; one on a CPU
+set_host_threads(device)               # in a rank: use OMP_NUM_THREADS threads, or one on a CPU
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["set_host_threads", "threads_of_rank"]
 
 
 def threads_of_rank(config: Config, num_ranks: int) -> int:
-    """Default of `OMP_NUM_THREADS`: 1; with an optimizer on the host, half of the host's cores divided by its ranks.
+    """Default of `OMP_NUM_THREADS`: 1, or with an optimizer on the host, half of the host's cores divided by its ranks.
 
     The other half is left to data loading and to the ranks themselves.
     """

@@ -2,7 +2,7 @@
 
     from trainer.torch_compat import Store, foreach_norm
 
-Stores are public in `torch.distributed`, but not to a type checker. Versions that were run: docs/compatibility.md.
+`torch.distributed` exports stores, but type checkers do not see them. Tested versions: docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 TERMINATE_HANDLER = "_terminate_process_handler"
-"""Name in `torch.distributed.elastic.multiprocessing.api` of torch's handler for signals that end a launcher."""
+"""Name of torch's handler for signals that end a launcher, in `torch.distributed.elastic.multiprocessing.api`."""
 OpOverload = torch._ops.OpOverload
 COSTLY_COLLECTIVES = (
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
@@ -55,7 +55,7 @@ foreach_copy: Callable[..., None] = torch._foreach_copy_
 
 
 def is_rendezvous_host(host: str) -> bool:
-    """Return True if torch takes this machine for the host of a c10d rendezvous. Raises OSError if the machine's name
+    """Return True if torch would host a c10d rendezvous at `host` on this machine. Raises OSError if the machine's name
     has no address.
     """
     from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
@@ -64,20 +64,20 @@ def is_rendezvous_host(host: str) -> bool:
 
 
 def graph_task_id() -> int:
-    """Id of the backward pass that this thread is running; -1 if none."""
+    """ID of the backward pass that this thread is running; -1 if it is running none."""
     return int(torch._C._current_graph_task_id())
 
 
 def ignore_profiler_marks() -> None:
-    """Make selective checkpoints ignore FSDP's profiler ranges. FSDP's hooks on a module inside a checkpoint mark
-    different ranges in the recomputation than in forward, which would raise an error."""
+    """Make selective activation checkpointing ignore FSDP's profiler ranges. FSDP's hooks on a module inside a
+    checkpoint mark different ranges in the recomputation than in forward, which would raise an error."""
     from torch.utils import checkpoint
 
     checkpoint.SAC_IGNORED_OPS.update(_PROFILER_MARKS)
 
 
 def storage_info(**place: Any) -> Any:
-    """Place of a tensor in a distributed checkpoint: relative_path, offset, length."""
+    """Location of a tensor in a distributed checkpoint: relative_path, offset, length."""
     # imported late, because it slows the launcher's start
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 

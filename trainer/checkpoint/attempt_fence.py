@@ -1,19 +1,19 @@
 """Fencing: only the newest attempt of a run may write what later attempts read.
 
-    attempt = claim(run)      # the launcher, before it starts ranks; torchrun: rank 0
+    attempt = claim(run)      # in the launcher, before it starts ranks; under torchrun in rank 0
     hold(run, attempt)        # each rank, once
     check()                   # before a rename that later attempts would see; raises Fenced
 
 A rank is fenced as soon as a later claim exists (`probes.tape.attempts`).
 
-A process may be stopped for hours between the check and the rename. So:
+A process may be stopped for hours between the check and the rename. Two rules make this safe:
 
-1. names of scratch files contain the attempt (`scratch`), and `check` is called after they are written and before the
-   rename,
-2. a new attempt removes the scratch files of all others (`sweep`) before it reads anything.
+1. The names of scratch files contain the attempt (`scratch`), and `check` is called after a file is written and before
+   it is renamed.
+2. A new attempt removes the scratch files of all other attempts (`sweep`) before it reads anything.
 
 A process that passed the check before the claim has then either renamed before the sweep, or finds nothing to rename.
-The attempt that a process belongs to is kept in this module; code that belongs to no attempt is never fenced.
+This module stores the attempt that the process belongs to. A process that belongs to no attempt is never fenced.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def held_attempt() -> int:
 
 
 def check() -> None:
-    """Raise Fenced if this process's attempt is over. An unreadable folder does not prove that."""
+    """Raise Fenced if this process's attempt is over. An unreadable folder does not count as proof."""
     if _held is None:
         return
     run, attempt, folder = _held

@@ -2,11 +2,11 @@
 
     signature(tensors, rng)                       # {"parameters": ..., "optimizer": ..., "rng": ...} of this rank
     order_signature(training.stream, position)    # of the next data, the same on all ranks
-    data_differs(loaded.extra, training.stream, loaded.values.position)     # True: other data than when it was saved
+    data_differs(loaded.extra, training.stream, loaded.values.position)     # True: not the data of the saved run
     differing(saved, found)                       # ["rng"]: parts that differ from the saved state
 
 The manifest's hashes prove that the files are unchanged. Signatures prove that the resumed training has the saved
-state: that nothing was left out, restored twice or altered on the way, and that the same data follow.
+state: nothing was left out, restored twice or altered on the way, and the same data follow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.data.batches import BatchStream
 __all__ = ["PARTS", "data_differs", "differing", "order_signature", "signature"]
 
 PARTS: dict[str, tuple[str, ...]] = {"parameters": ("model.",), "optimizer": ("optimizer.", "compression."), "rng": ()}
-"""Parts of a state, and the prefixes of their tensors' names."""
+"""Part of the state -> prefixes of the names of its tensors."""
 
 
 def signature(tensors: Mapping[str, Tensor], rng: Mapping[str, Tensor]) -> dict[str, int]:
@@ -57,7 +57,7 @@ def data_differs(extra: Mapping[str, Any], stream: BatchStream, position: Positi
 
 
 def differing(saved: Mapping[str, object], found: Mapping[str, object]) -> list[str]:
-    """Names of the signatures that are in both and differ, in the order of `found`."""
+    """Names of the signatures that both have and that differ, in the order of `found`."""
     return [part for part, value in found.items() if saved.get(part) not in (None, value)]
 
 

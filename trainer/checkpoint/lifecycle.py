@@ -14,7 +14,7 @@ writing -> complete -> verified -> good; then condemned or removed:
 * condemned: never to be used again; failed: the save was aborted; removed: by retention, or because it was never
   finished.
 
-Every change is an event, so the table `checkpoints` of the store is the history.
+Every change is recorded as an event, so the store's table `checkpoints` holds the history.
 """
 
 from __future__ import annotations

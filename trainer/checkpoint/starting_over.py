@@ -1,10 +1,10 @@
 """Start a run over, once per launch that requests it, and move earlier checkpoints aside.
 
     first = start_over_if_asked(run, recorder, resume=True, is_chief=rank == 0)     # all ranks, before loading
-    forget_copies(shared_folder, before_attempt=first)          # all ranks: copies in memory from before
+    forget_copies(shared_folder, before_attempt=first)          # all ranks: remove older copies in memory
 
 `rankscope train` requests it in `run.json`: `start_over_at` is the first attempt of the launch. Under another launcher
-the ranks' configuration requests it, which counts only in their first attempt. Rank 0 moves existing checkpoints to
+the ranks' configuration requests it, but only their first attempt starts over. Rank 0 moves existing checkpoints to
 `checkpoints/before-attempt-3/`, then writes `started-over.json`, so that only the first attempt of the launch that gets
 this far starts over, and later attempts resume. Nothing is deleted from the disk, and nothing reads checkpoints from
 that folder.
@@ -35,7 +35,7 @@ NOTE_NAME = "started-over.json"
 def start_over_if_asked(run: RunDir, recorder: Recorder, *, resume: bool, is_chief: bool) -> int:
     """Return the first attempt since the run was last started over. All ranks, before loading.
 
-    Raises StorageError on all ranks if something cannot be moved, because it would later be loaded.
+    Raises StorageError on all ranks if a checkpoint cannot be moved, because it would later be loaded.
     """
     first, problem = 0, ""
     if is_chief:
@@ -91,8 +91,8 @@ def _started_over_at(checkpoints: Path) -> int | None:
 
 
 def _move_aside(checkpoints: Path, attempt: int, recorder: Recorder) -> None:
-    """Move all checkpoints, including condemned ones, oldest first, so that an interruption leaves the newest in
-    place.
+    """Move all checkpoints aside, including condemned ones. The oldest are moved first, so that an interruption leaves
+    the newest in place.
     """
     aside = checkpoints / f"before-attempt-{attempt}"
     # Path.glob treats an unreadable folder as empty.

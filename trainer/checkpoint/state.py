@@ -4,7 +4,7 @@
     values = Values(position=Position(step=40, batch_index=41), scaler=None, detector={...})
 
 Parameters have the same names in every parallel layout, so a state can be loaded in another layout. Sharded tensors are
-DTensors, which know their part of the full tensor.
+DTensors, which record the part of the full tensor that they hold.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_rng(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set all generators to a result of `rng_state`."""
+    """Set all random generators to the states that `rng_state` returned."""
     torch.set_rng_state(state["torch"])
     version, gauss, has_gauss = state["python_rest"].tolist()
     random.setstate((int(version), tuple(state["python"].tolist()), gauss if has_gauss else None))

@@ -8,9 +8,9 @@ to the number.
 
 The rows of data rank r are a slice of a global batch that does not depend on the layout, so every layout trains on the
 same sequences in the same order. Sequences are cut from the split without overlap; each epoch visits all of them once,
-in a new order. The order is computed for several batches at once, because it takes a hundred small array operations
-regardless of their number. A mixture numbers the sequences of its corpora consecutively; `trainer.data.mixture` orders
-them.
+in a new order. The order is computed for several batches at once, because it takes a hundred small array operations for
+any number of batches. A mixture numbers the sequences of its corpora consecutively, and `trainer.data.mixture` computes
+their order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Batch:
         return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
 
     def select_chunks(self, chunks: tuple[int, ...], count: int) -> Batch:
-        """Batch with only the given chunks of every row, of `count` equal ones, concatenated."""
+        """Split every row into `count` equal chunks, and return a batch with only the chunks at the indices `chunks`,
+        concatenated."""
         if len(chunks) == count:
             return self
         inputs, targets = (rows.reshape(len(rows), count, -1)[:, chunks] for rows in (self.inputs, self.targets))
@@ -117,7 +118,7 @@ class BatchStream:
         return _Part(source=source, first_token=first, num_sequences=num_sequences)
 
     def sample_ids(self, batch_index: int, data_rank: int = 0, data_size: int = 1) -> tuple[int, ...]:
-        """Sequences of the rank's rows of a batch; by default all rows of the global batch."""
+        """Numbers of the sequences in the rank's rows of a batch; by default, in all rows of the global batch."""
         rows = self.global_batch_size // data_size
         batches = max(1, MAX_ROWS_AHEAD // rows)
         key = (batch_index // batches, data_rank, data_size)
@@ -127,7 +128,8 @@ class BatchStream:
         return tuple(self._ahead[key][batch_index % batches].tolist())
 
     def _samples_at(self, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Sequences at these positions of the whole training (counted in sequences; any shape)."""
+        """Numbers of the sequences at these positions of the training. A position counts the sequences before it;
+        `positions` may have any shape."""
         if self.split != "train":
             return positions % self.num_sequences
         if self._order is not None:
@@ -141,7 +143,7 @@ class BatchStream:
         return ids
 
     def batch(self, batch_index: int, data_rank: int = 0, data_size: int = 1) -> Batch:
-        """The rank's rows of global batch `batch_index` (from 0; there is no last one)."""
+        """The rank's rows of global batch `batch_index`, which starts at 0 and has no upper limit."""
         ids = self.sample_ids(batch_index, data_rank, data_size)
         rows: np.ndarray[Any, Any] = np.empty((len(ids), self.seq_len + 1), dtype=np.int64)
         for row, number in enumerate(ids):
@@ -159,6 +161,6 @@ class BatchStream:
         return part, part.first_token + (sample_id - int(self._first_ids[number])) * self.seq_len
 
     def locate(self, sample_id: int) -> tuple[str, int]:
-        """File (or source and document) in which a sequence begins, and the position in it."""
+        """File (or source and document) in which a sequence begins, and the position of its first token there."""
         part, start = self._place(sample_id)
         return part.source.locate(start)

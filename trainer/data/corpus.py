@@ -56,7 +56,7 @@ class Corpus:
 
     def read(self, start: int, count: int) -> np.ndarray[Any, Any]:
         """Return `count` tokens from position `start`."""
-        return self.tokens.view(np.ndarray)[start : start + count]  # slicing a memmap takes ten times as long
+        return self.tokens.view(np.ndarray)[start : start + count]  # slicing a memmap itself takes ten times as long
 
     def locate(self, position: int) -> tuple[str, int]:
         """File and token within it for a position in `tokens`; ("", position) if there are no files to name."""
@@ -196,13 +196,13 @@ def _open_text(files: Iterable[tuple[str, Path]], config: DataConfig, vocab_size
 
 
 def _cached(path: Path, parts: list[bytes], size: int) -> np.ndarray[Any, Any]:
-    """Map the cached bytes, after writing them if they are missing; if the cache cannot be written, keep them in
+    """Map the bytes from the cache, which is written first if necessary. If it cannot be written, the bytes are kept in
     memory.
     """
     try:
         if not path.exists() or path.stat().st_size != size:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Ranks do this concurrently: each writes a separate file, and the last rename wins with the same bytes.
+            # Ranks do this concurrently. Each writes a separate file with the same bytes, and the last rename wins.
             scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
             scratch.write_bytes(b"".join(parts))
             os.replace(scratch, path)
@@ -287,7 +287,7 @@ def _open_bin(path: Path, vocab_size: int) -> Corpus:
     expected, size = count * np.dtype(dtype).itemsize, path.stat().st_size
     if size != expected or not count:
         raise ConfigError(f"data.path = {str(path)!r}: {size} bytes, but {sidecar.name} says {expected}")
-    # The contents may be terabytes: the identity is the description, the size and blocks from the start to the end.
+    # The file may have terabytes, so only its description and evenly spaced blocks are hashed.
     digest = hashlib.sha256(json.dumps([dtype, vocab, count]).encode())
     with path.open("rb") as file:
         for number in range(_BIN_SAMPLES):

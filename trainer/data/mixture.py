@@ -6,13 +6,13 @@
 
 A pass over the mixture has a fixed number of sequences of each corpus, in a random order that differs between passes:
 
-1. with `epochs`: epochs x the corpus's number of sequences, so a whole number of epochs yields each sequence exactly
-   that often per pass;
-2. with `weights`: the corpus's share of the total number of sequences, rounded to one sequence;
-3. otherwise each sequence of the corpus once.
+1. With `epochs`: epochs x the corpus's number of sequences. With a whole number of epochs, each sequence occurs exactly
+   that often per pass.
+2. With `weights`: the corpus's share of the total number of sequences, rounded to one sequence.
+3. Otherwise each sequence of the corpus once.
 
-Draws from a corpus continue across passes: no sequence is repeated before the whole corpus was drawn. No state is kept
-between calls, so any position costs the same, and skipping only means a higher position.
+Draws from a corpus continue across passes: no sequence is repeated before the whole corpus has been drawn. No state is
+kept between calls, so every position takes the same time to compute, and skipping only means a higher position.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Corpora by name. At most one of `weights` and `epochs` is given, with a number for each corpus."""
+    """Corpora by name. At most one of `weights` and `epochs` is given; it has one number per corpus."""
 
     parts: dict[str, TokenSource]
     weights: tuple[float, ...] = ()
@@ -59,7 +59,7 @@ class Mixture:
         return hashlib.sha256(described.encode()).hexdigest()[:32]
 
     def pass_lengths(self, num_sequences: Sequence[int]) -> list[int]:
-        """Sequences of each corpus in one pass."""
+        """Number of sequences of each corpus in one pass."""
         if self.epochs:
             return [round(epochs * number) for epochs, number in zip(self.epochs, num_sequences, strict=True)]
         if not self.weights:
@@ -67,7 +67,7 @@ class Mixture:
         total, whole = sum(num_sequences), sum(self.weights)
         exact = [weight / whole * total for weight in self.weights]
         lengths = [int(length) for length in exact]
-        # Largest remainders first; among equal ones the first corpus.
+        # Largest remainders first; if remainders are equal, the first corpus.
         order = sorted(range(len(exact)), key=lambda part: lengths[part] - exact[part])
         for part in order[: total - sum(lengths)]:
             lengths[part] += 1

@@ -1,8 +1,8 @@
 """A random permutation of n numbers that is computed instead of stored: `permute(i, n, key)` for any i in any order.
 
-A Feistel network on 2k bits is a permutation whatever its round function is; numbers that land at or above n are sent
-through again until they land below ("cycle walking"), which keeps it a permutation of 0..n-1. So a batch far into
-the run costs as much as the first one, and nothing about the order needs to be in a checkpoint.
+A Feistel network on 2k bits is a permutation whatever its round function is. A result of n or more is sent through the
+network again until the result is below n ("cycle walking"), so the whole is a permutation of 0..n-1. A batch far into
+the run costs as much as the first one, and a checkpoint needs to store nothing about the order.
 Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002).
 """
 

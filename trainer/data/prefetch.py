@@ -34,7 +34,7 @@ _DEATH_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _RankBatches(Dataset[Batch]):
-    """One data rank's batches by number; what a worker process runs."""
+    """One data rank's batches by number. Worker processes run this."""
 
     stream: BatchStream
     data_rank: int
@@ -45,7 +45,7 @@ class _RankBatches(Dataset[Batch]):
 
 
 class Prefetcher:
-    """`stream.batch` for one data rank, prefetched; with `num_workers` = 0 a plain call."""
+    """Prefetches the batches of `stream.batch` for one data rank. With `num_workers` = 0, `batch` calls it directly."""
 
     def __init__(
         self, stream: BatchStream, data_rank: int, data_size: int, *, num_workers: int, ahead: int, pin: bool
@@ -69,11 +69,11 @@ class Prefetcher:
         except DataError as error:
             last_line = str(error).strip().splitlines()[-1]  # the other lines are the worker's traceback
             damaged = type(error)(last_line.partition(": ")[2])
-            error.__traceback__ = None  # torch's frame that raises it refers to it: a cycle that keeps the workers
+            error.__traceback__ = None  # a frame of torch in it refers to the error: this cycle would keep the workers
         except (OSError, EOFError) as error:
-            # A worker that dies while it passes on a batch breaks the connection before its death is known. Wait here
-            # for torch's SIGCHLD handler, which raises with the worker's name; later it would interrupt the handling of
-            # this error.
+            # A worker that dies while it sends a batch breaks the connection before its death is known. Wait here for
+            # torch's SIGCHLD handler, which raises an error with the worker's name; if it ran later, it would interrupt
+            # the handling of this error.
             time.sleep(_DEATH_S)
             raise RuntimeError(f"A data worker ended in the middle of a batch: {error}") from error
         # Outside the handler: the error's traceback references the iterator, and workers end with the iterator.
@@ -105,7 +105,7 @@ class Prefetcher:
 
 
 def _start_worker(worker: int, parent: int) -> None:
-    """Reset the signal handlers in a forked worker: the parent ends it.
+    """Reset the signal handlers in a forked worker, so that only its parent ends it.
 
     A launcher sends SIGTERM to the rank's whole process group, but the rank still needs batches to finish its step and
     save, and the death of a worker would raise in the middle of the save. torch's workers exit with their parent only
@@ -114,5 +114,5 @@ def _start_worker(worker: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal_at_parent_death(signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call took effect
+    if os.getppid() != parent:  # the parent died before the call took effect
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
 """Copy batches to a GPU on a separate stream.
 
     to_device = ToDevice(device)
-    batch = to_device(batch)            # returns immediately; work enqueued later waits for the copy
+    batch = to_device(batch)            # returns immediately; operations enqueued later wait for the copy
 
 The host runs one step ahead of the device, so a batch is copied from pinned memory while the device still computes the
 previous step. On a CPU the batch is returned unchanged.

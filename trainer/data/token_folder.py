@@ -1,6 +1,6 @@
 """Format of a prepared folder: what `rankscope prepare` writes and the trainer reads.
 
-    manifest = read_manifest(Path("prepared/web"))        # DataError: one line, file, what, what to do
+    manifest = read_manifest(Path("prepared/web"))        # raises DataError
     manifest.shards[0].num_tokens, manifest.tokenizer["end_id"]
 
 | file | content |
@@ -12,8 +12,8 @@
 | `blocks-000000.bin` | 8 bytes of BLAKE2b for each block of 16 KiB of the tokens |
 | `plan.json` | sources with size and version, from which a later `rankscope prepare` continues |
 
-The manifest has the hash of each `blocks` file, which has the hashes of the token blocks. So a reader can verify the
-blocks that it reads against the manifest, without reading the rest.
+The manifest has the hash of each `blocks` file, and a `blocks` file has the hashes of the token blocks. So a reader can
+verify the blocks that it reads against the manifest, without reading the rest.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DTYPES = ("uint8", "uint16", "uint32")
 
 
 class DataError(ConfigError):
-    """Data are missing, damaged, changed or unreadable; one line: which file, what, what to do."""
+    """Data are missing, damaged, changed or unreadable. The message is one line: the file, the problem, what to do."""
 
 
 class DamagedDataError(DataError):

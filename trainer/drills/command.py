@@ -68,7 +68,7 @@ def _console(*, to_stderr: bool) -> Console:
 def drill_page(tally: Tally, plan: DrillPlan, *, title: str, interrupted: bool = False) -> str:
     """Return the HTML page of the drill.
 
-    Whatever comes from a run (names, messages) is escaped.
+    All text that comes from a run (names, messages) is escaped.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True

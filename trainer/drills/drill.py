@@ -82,7 +82,7 @@ class Drill:
 
 
 def judge(scenario: Scenario, executed: Executed) -> Row:
-    """Score a finished run as a row; if it cannot be read, the row has the problem."""
+    """Score a finished run. If the run cannot be read, `problem` of the row says why."""
     if executed.run is None:
         return Row(scenario=scenario, score=Score(injected=False), wall_s=executed.wall_s, problem=executed.problem)
     run, problem = executed.run, executed.problem

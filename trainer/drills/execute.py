@@ -29,7 +29,7 @@ from watch.processes import kill, processes_of
 __all__ = ["Base", "Executed", "execute"]
 
 _END_S = 40.0
-"""Seconds after SIGTERM for the ranks to finish their step and save."""
+"""Seconds that the ranks have after SIGTERM to finish their step and save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

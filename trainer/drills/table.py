@@ -1,4 +1,4 @@
-"""Show a drill on a terminal: a table that grows during the drill, and its totals; plain lines without a terminal.
+"""Show a drill on a terminal as a table that grows during the drill, and its totals. Without a terminal, print lines.
 
 with DrillView(plan, console) as view:
     for row in drill.rows(view): ...

@@ -52,7 +52,8 @@ class Row:
 
     @property
     def finding_s(self) -> float | None:
-        """Seconds to the last required finding; None if one was not reported live, or none is required."""
+        """Seconds to the last required finding; None if a required finding was not reported live, or none is
+        required."""
         times = [answer.finding_s for answer in self.score.answers]
         known = [time for time in times if time is not None]
         return max(known) if times and len(known) == len(times) else None
@@ -130,12 +131,12 @@ class Tally:
 
     @property
     def right_rank(self) -> float | None:
-        """Share of the faults that were seen whose finding names the right ranks."""
+        """Share of the detected faults for which the finding names the right ranks."""
         return _share(answer.right_rank for row in self.rows for answer in row.score.answers if answer.seen)
 
     @property
     def right_cause(self) -> float | None:
-        """Share of findings with the right cause."""
+        """Share of the detected faults for which the finding names the right cause."""
         return _share(answer.right_cause for row in self.rows for answer in row.score.answers if answer.seen)
 
     @property
@@ -153,7 +154,7 @@ class Tally:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time from first to last step, over all runs, spent in steps that were kept."""
+        """Share of the time from the first to the last step that was spent in steps that were kept, over all runs."""
         return _ratio(sum(row.score.useful_s for row in self.rows), sum(row.score.span_s for row in self.rows))
 
     @property

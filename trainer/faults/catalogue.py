@@ -1,4 +1,4 @@
-"""All kinds of faults: what happens, and the finding and response that are required. This table is their only source.
+"""All kinds of faults: what happens, and the required finding and response. This table is the only source of both.
 
     kind = CATALOGUE["nan_grad"]
     kind.fault_id, kind.what                  # "F22", "one element of a gradient becomes NaN before it is reduced"
@@ -336,7 +336,7 @@ CATALOGUE: dict[str, Kind] = {
         what="every fsync of a rank takes a second longer",
         keys=("step", "rank", "seconds", "until"),
         settings=("checkpoint.interval=5",),
-        allowed=("checkpoint_age",),  # with short steps, a save that takes seconds is indeed late
+        allowed=("checkpoint_age",),  # a save that takes seconds is late indeed if steps are short
         steps_after=24,
     ),
     # Pairs of faults in one run.

@@ -13,12 +13,13 @@ from typing import Literal
 __all__ = ["Expected", "Kind", "Recovery", "Whose"]
 
 Whose = Literal["rank", "tensor_group", "among", "none"]
-"""Ranks that a correct finding names: only the fault's rank; its tensor-parallel group, whose members hold parts of the
-same activations; the rank among others, if records cannot separate the cause from its victims; or no single rank, if
-all have the same cause (a batch, a rate).
+"""Ranks that a correct finding names. rank: only the struck rank; tensor_group: its tensor-parallel group, which shares
+the same activations; among: the rank and others, because the records cannot tell the cause from its victims; none: no
+single rank, because all ranks are affected alike (by a batch, a rate).
 """
 Recovery = Literal["goes_on", "skips", "restarts", "stops"]
-"""Required response: training continues; a refused step and a rollback; a new attempt; an end with a report."""
+"""Required response. goes_on: training continues; skips: the step is refused and rolled back; restarts: a new attempt;
+stops: the run ends with a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Kind:
     parameters: str = ""
     """Options that a drill adds to the fault: `factor=3`."""
     allowed: tuple[str, ...] = ()
-    """Kinds of findings that may also be true, and then are not false alarms."""
+    """Kinds of further findings that may be true, and are not false alarms."""
     required_event: tuple[str, str] = ("", "")
     """Event that must be recorded: (kind, `state` or empty)."""
     first_step: int = 8

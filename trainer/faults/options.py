@@ -7,15 +7,17 @@ The kinds are those of `trainer.faults.catalogue`; `rankscope drill --list` prin
 
 | key | meaning |
 |---|---|
-| until | last step of a fault that lasts; without it, to the end of its attempt |
-| factor | how many times as long (slow_compute 1.5, slow_data 2) or as high (lr_spike 100, divergence 1.1 a step) |
-| seconds | how long a delay (slow_data), pause (pause 0.5, slow_logging 0.03) or clock error (clock_shift 600) is |
-| rate_mb | megabytes a second that a slow link carries (1) |
-| parameter | whose gradient is struck |
-| where | what holds the bit that flips: parameter, optimizer, gradient; what is not restored: those, rng, data |
-| tensor | the parameter whose bit flips, or that of its state; `<parameter>.exp_avg_sq` names the state |
-| bit | which bit of the number: 31 is the sign, 23 to 30 the exponent (22) |
-| batch | the batch that is struck, instead of that of `step` |
+| until | last step of a lasting fault; without it, the fault lasts to the end of its attempt |
+| factor | multiplies a duration (slow_compute 1.5, slow_data 2) or the rate (lr_spike 100, divergence 1.1 per step) |
+| seconds | duration of a delay (slow_data), pause (pause 0.5, slow_logging 0.03) or clock error (clock_shift 600) |
+| rate_mb | bandwidth of a slow link in megabytes per second (1) |
+| parameter | the parameter with the struck gradient |
+| where | bit_flip: parameter, optimizer or gradient; skip_restore: parameter, optimizer, rng or data |
+| tensor | the parameter whose bit is flipped, or its optimizer state, such as `<parameter>.exp_avg_sq` |
+| bit | which bit of the number is flipped: 31 is the sign, 23 to 30 the exponent (22) |
+| batch | the struck batch, if not the batch of `step` |
+
+Numbers in parentheses are defaults.
 
 A fault fires once in a run: not again in the next attempt, nor when its step is replayed after a rollback. Faults tied
 to a batch strike whenever it is trained, so skipping the batch avoids them. `trainer.faults.inject` injects the faults.
@@ -42,12 +44,12 @@ WHERE = ("parameter", "optimizer", "gradient", "rng", "data")
 
 
 class FaultError(ValueError):
-    """A `--fault` that is invalid or impossible; the message is one line for the user."""
+    """A `--fault` is invalid or impossible. The message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault. `step` from 1; `rank` -1 = every rank; `until` 0 = to the end; `batch` -1 = that of `step`."""
+    """One fault. `step` starts at 1; `rank` -1: every rank; `until` 0: to the end; `batch` -1: the batch of `step`."""
 
     kind: str
     step: int = 0

@@ -48,7 +48,7 @@ def _ranks(plan: Plan) -> str:
 
 
 def _parameter_names(config: Config) -> set[str]:
-    import torch  # built only if a fault names a tensor
+    import torch  # imported only if a fault names a tensor
 
     from trainer.model.transformer import Transformer
 

@@ -82,9 +82,9 @@ class Trigger:
 
 
 class FaultyLoader:
-    """Wraps the rank's loader, to do something before or to its batches.
+    """Wraps the rank's loader, to act before a batch is read or to change the batch.
 
-    Creating it installs it.
+    The constructor installs the wrapper.
     """
 
     def __init__(self, training: Training) -> None:

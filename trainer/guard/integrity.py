@@ -9,17 +9,18 @@ Two comparisons are made for each state that is due:
 
 * Replicas. The ranks of a replica group (DDP, HSDP's replicas, tensors that all tensor-parallel ranks hold whole) must
   hold the same bits. Each rank's vote is its checksum times a coefficient, and the coefficients of a group add up to
-  zero. The sum over all ranks is therefore zero if all replicas agree, for any set of groups, and a single number in
-  the step's reduction is enough. A difference stays unnoticed with probability 2^-31.
+  zero. The sum over all ranks is therefore zero if all replicas agree. This holds for any set of groups, so a single
+  number in the step's reduction is enough. A difference stays unnoticed with probability 2^-31.
 * The chain. State held by fewer than three ranks (a shard has no replica, two replicas have no majority) is read after
   the optimizer's step and again before the next one: nothing may write in between.
 
-Only on a mismatch do ranks exchange checksums by tensor, and `analyzers.corruption.replicas.judge` names rank and
+If there is a mismatch, the ranks exchange checksums by tensor, and `analyzers.corruption.replicas.judge` names rank and
 tensor.
 
 Not detected:
 
-* a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1` makes all due),
+* a bit flip in a shard without a replica, in a state that is not due (`probes.chain_interval = 1` makes all of them
+  due),
 * a wrong result inside the optimizer's step,
 * wrong gradients before their reduction, which reach all replicas (`trainer.guard.recompute_check` checks those),
 * constants such as the rotary tables.
@@ -67,7 +68,7 @@ class IntegrityVote(NamedTuple):
     """One rank's vote on its state, or the sums over all ranks."""
 
     checksum: float = 0.0
-    """Weighted so that the sum over all ranks is zero modulo `PRIME` if replicas agree."""
+    """Weighted checksum; the sum over all ranks is zero modulo `PRIME` if the replicas agree."""
     chain_broken: float = 0.0
     """Number of ranks whose state changed between the optimizer's step and the next."""
     unreadable: float = 0.0
@@ -94,7 +95,7 @@ class Integrity:
         self.recorder = recorder
         self.enabled = probes.enabled and probes.fingerprint_interval > 0
         self.healthy_step = 0
-        """Newest state that was found healthy."""
+        """Step of the newest state that was found healthy."""
         self._place = f"{socket.gethostname()} {training.device}"
         if training.device.type == "cpu":
             self._place += f" rank {training.rank}"
@@ -112,7 +113,7 @@ class Integrity:
         self._places: list[str] = []
 
     def verdict(self, found: Corruption) -> Verdict:
-        """The guard's verdict on the step of the newest exchange."""
+        """The guard's verdict on the current step, in which the corruption was found."""
         step = self.recorder.step_number
         return Verdict(
             step=step,
@@ -135,12 +136,13 @@ class Integrity:
         return self.healthy_step if self.enabled else step
 
     def reset(self, step: int) -> None:
-        """Start over with the state of `step`, from a copy or a checkpoint; drops earlier readings."""
+        """Start over with the state of `step`, which was restored from a copy or a checkpoint. Drops earlier
+        readings."""
         self._state_step, self.healthy_step = step, step
         self._after = self._pending = self._checked = self._reported = None
 
     def after_step(self, step: int) -> None:
-        """Called when the optimizer has written the state of `step`; queues the first reading if one is due."""
+        """Called when the optimizer has written the state of `step`; queues the first reading if the state is due."""
         self._state_step, self._after = step, None
         if self.enabled and self._is_chained(step):
             try:
@@ -166,7 +168,7 @@ class Integrity:
             return IntegrityVote(unreadable=1.0)
 
     def judge(self, sums: IntegrityVote) -> Corruption | None:
-        """Judge the newest state by the votes of all ranks. Collective if they differ."""
+        """Judge the newest state by the votes of all ranks. Collective if there is a mismatch."""
         if not self.enabled or sums.unreadable or self._checked is None:
             return None
         if int(sums.checksum) % PRIME == 0 and not sums.chain_broken:
@@ -175,7 +177,7 @@ class Integrity:
         return self._explain(self._checked)
 
     def examine(self) -> Corruption | None:
-        """Check now, because a bad step may be caused by a flipped bit instead of its batch. Collective."""
+        """Check the state now, because a bad step may be caused by a flipped bit and not by its batch. Collective."""
         if not self.enabled:
             return None
         self._pending = self._checked = None
@@ -220,7 +222,8 @@ class Integrity:
         return self._reader.read(local_tensors(tensors))
 
     def _group_of(self, name: str, tensors: dict[str, Tensor]) -> ReplicaGroup:
-        """Replica group of a parameter, also used for its optimizer state, whose step count has no placement.
+        """Replica group of a parameter. Its optimizer state uses the same group, because the step count has no
+        placement.
 
         Under ZeRO-1 no other rank holds the optimizer state.
         """
@@ -323,7 +326,7 @@ def _append(recorder: Recorder, checked: CheckedState, label: str, name: str, va
 
 
 def _signed(value: int) -> int:
-    """Convert to a signed number modulo 2^64, avoiding the value that means "not recorded"."""
+    """Convert to a signed 64-bit number, avoiding the value that means "not recorded"."""
     value = (value + 2**63) % 2**64 - 2**63
     return value if value != UNSET["i64"] else 0
 
@@ -335,7 +338,7 @@ class ReplicaGroup:
     label: str
     members: tuple[int, ...]
     coefficient: int
-    """Coefficient of this rank's vote; those of all members add up to zero."""
+    """Coefficient of this rank's vote; the coefficients of all members add up to zero."""
 
 
 def replica_group(plan: Plan, rank: int, tensor: Tensor) -> ReplicaGroup:

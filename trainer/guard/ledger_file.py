@@ -2,8 +2,8 @@
 
     file = LedgerFile(run.checkpoints, recorder, is_chief=rank == 0)
     file.ledger.skip(40, "..."); file.save()        # on the disk when it returns
-    file.save_later(executor)                       # for entries that a kill in between does not lose
-    file.report_problem()                           # in the training thread: what went wrong in the background
+    file.save_later(executor)                       # for entries that can be recovered after a kill
+    file.report_problem()                           # in the training thread: record errors of the background
 
 A full disk must not end the training: the ledger is kept in memory, and in the next checkpoint.
 """
@@ -67,7 +67,7 @@ class LedgerFile:
         self.ledger = Ledger.from_json(found)
         self.ledger.path = self._path if is_chief else None
         if is_chief and not self.ledger.sequence:
-            self.save()  # written before any checkpoint, so that a ledger that is missing later was lost
+            self.save()  # written before any checkpoint: if the ledger is missing later, it was lost
 
     def save(self) -> None:
         """Write and sync it. Raises Fenced in a process of an older attempt."""
@@ -81,7 +81,7 @@ class LedgerFile:
             executor.submit(self._write, *self._numbered())
 
     def report_problem(self) -> None:
-        """Record an event for problems since the last call."""
+        """Record an event if saving has failed since the last call."""
         problem, self._problem = self._problem, ""
         if problem:
             self._recorder.event(event_kinds.CHECKPOINT, tier="disk", state="failed", path=LEDGER_NAME, reason=problem)

@@ -6,11 +6,11 @@
     decision = check.decide(step, batch_index)
     if decision.recompute: ...                 # drop the gradients and train the same batch again
 
-A flip in a gradient reaches all replicas through the reduction, so no comparison of states sees it afterwards. It is
-detected before any update, so nothing has to be restored: recomputing the same batch on the same state gives the right
-gradients, and the run continues bitwise as without the flip. If the peak recurs, the batch is unusual, and the step is
-taken. There is no additional communication, and the collectives probe reads every buffer before it is reduced anyway.
-Needs `probes.collectives.wrapped` and CPU tensors; otherwise inactive.
+A bit flip in a gradient reaches all replicas through the reduction, so no comparison of states sees it afterwards. This
+check detects it before any update, so nothing has to be restored: recomputing the same batch on the same state gives
+the right gradients, and the run continues bitwise as without the flip. If the peak recurs, the batch is unusual, and
+the step is taken. The check adds no communication and no pass over the gradients: the collectives probe reads every
+buffer before it is reduced anyway. It needs `probes.collectives.wrapped` and CPU tensors, and is otherwise inactive.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class RecomputeDecision:
 
     recompute: bool = False
     suspect_device: str = ""
-    """The device that corrupted gradients, if the second computation has shown it."""
+    """The device that corrupted gradients, if the second computation has identified it; else empty."""
 
 
 class RecomputeCheck:
-    """The check on one rank. All ranks decide the same because they see the same numbers."""
+    """The check on one rank. All ranks make the same decision because they see the same numbers."""
 
     def __init__(self, training: Training, recorder: Recorder, ledger: Ledger) -> None:
         config, plan = training.config, training.plan
@@ -65,7 +65,7 @@ class RecomputeCheck:
             return ()
         row = [0.0] * self._num_peaks
         peak = take_gradient_peaks().get(self._dimension, 0.0)
-        # a NaN is left to the guard, and would not be informative
+        # NaN is left to the guard; as a peak it would say nothing
         row[self.training.rank] = 0.0 if math.isnan(peak) else peak
         return tuple(row)
 
@@ -74,7 +74,7 @@ class RecomputeCheck:
         self._peaks = peaks
 
     def decide(self, step: int, batch_index: int) -> RecomputeDecision:
-        """Decide whether to recompute this step. All ranks; collective if a device is named."""
+        """Decide whether to recompute this step. All ranks. Collective after a recomputation, to name the device."""
         first, self._first = self._first, None
         if not self._peaks:
             return RecomputeDecision()

@@ -120,8 +120,8 @@ class Recovery:
         return decision.recompute
 
     def taken(self, position: Position, batch_index: int) -> Position:
-        """Called after a healthy step and `integrity.after_step`: mark the copies that it confirms as good, and start
-        due saves.
+        """Called after a healthy step and `integrity.after_step`. Marks the copies that the step confirms as good, and
+        starts due saves.
         """
         step = position.step + 1
         position = Position(step=step, batch_index=batch_index + 1)
@@ -139,8 +139,8 @@ class Recovery:
         return self._skipping(restored)
 
     def end(self, position: Position) -> None:
-        """Save the last state, and then free the copies in memory. Raises StorageError if the state cannot be saved,
-        because a successful run must have its last state on disk.
+        """Save the last state, then free the copies in memory. A successful run must have its last state on disk, so
+        StorageError is raised if it cannot be saved.
         """
         if not self.copies.save(position):
             raise StorageError(f"{self.copies.disk.folder}: the last state, of step {position.step}, cannot be saved")
@@ -150,8 +150,8 @@ class Recovery:
         return Position(step=position.step, batch_index=self.ledger.next_batch(position.batch_index))
 
     def _set_rate(self, position: Position) -> None:
-        """Apply a lowered rate by changing the configuration, since the rate is a function of step and
-        configuration.
+        """Apply a learning rate that the guard has lowered. The configuration is changed, because the rate is a
+        function of step and configuration.
         """
         scale = self.ledger.rate_at(position.step + 1)
         optim = self.config.optim

@@ -6,8 +6,8 @@
 
 The run goes back to the newest good copy before `Decision.before_step` (`StateCopies.restore`), and repeats the steps
 from there with the same batches, except skipped ones. Model, optimizer, loss scale, random generators and the spike
-detector's history are restored together, but not the set of skipped batches, so the run continues bitwise like one that
-never had those batches. A refused step is replayed before and after the rollback, to see whether the fault recurs
+detector's history are restored together. The set of skipped batches is not restored, so the run continues bitwise like
+one that never had these batches. A refused step is replayed before and after the rollback, to see if the fault recurs
 (`trainer.replay.triage`). If it does not, the batch is not the cause: it is trained again after the rollback, and
 skipped only if it fails again.
 
@@ -135,9 +135,9 @@ class Rollback:
                 (self.run_dir.reports / "guard-stop.json").write_text(json.dumps(report, indent=2) + "\n")
 
     def _report_nonfinite(self, verdict: Verdict, local_loss: float | None) -> None:
-        """Record this rank's view: a non-finite local loss, its gradients before the reduction (if known), and the
-        gradients after the reduction, which spreads NaN. On the host, the records of the collectives also show which
-        rank had it first.
+        """Record what this rank saw: whether its local loss and its gradients before the reduction (if known) were
+        finite, and which gradients are not finite after the reduction, which spreads NaN to all ranks. On the host, the
+        records of the collectives also show which rank had the NaN first.
         """
         own = self.reduction_inputs.nonfinite(verdict.step) if self.reduction_inputs is not None else None
         found = self.gradients.examine(verdict.step) if self.gradients is not None else []

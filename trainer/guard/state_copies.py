@@ -100,8 +100,8 @@ class StateCopies:
         return loaded.values.position
 
     def _load_newest(self) -> Loaded | None:
-        """Load a copy in memory that outlived the processes, if it is not older than the newest checkpoint on disk,
-        else that checkpoint. `trainer.checkpoint.memory_tier.survivors` says which copies can be loaded."""
+        """Load a copy in memory that outlived the processes; if it is older than the newest checkpoint on disk, load
+        that checkpoint instead. `trainer.checkpoint.memory_tier.survivors` says which copies can be loaded."""
         memory, disk, rank = self.memory, self.disk, self.training.rank
         found = newest_survivor(
             memory.folder, memory.mesh(), rank, self.training.plan.world_size, memory.peers, self.ledger,
@@ -181,14 +181,14 @@ class StateCopies:
             self.recorder.event(event_kinds.PEER_COPY, **change)
 
     def save(self, position: Position) -> bool:
-        """Save to disk and wait, also for a save in progress. Returns False if that failed."""
+        """Save to disk and wait until this save, and any save in progress, has ended. Returns False if it failed."""
         with self.recorder.span("checkpoint"):
             self.disk.settle()
             if position.step not in self.disk.saved:
                 self.start_save(position)
                 self.disk.settle()
             self.disk.prune(self.ledger.good_step)
-            self.disk.settle()  # removals, and the ledger
+            self.disk.settle()  # waits until files are removed and the ledger is written
         return position.step in self.disk.saved
 
     def start_save(self, position: Position) -> None:
@@ -278,7 +278,7 @@ class StateCopies:
         return None
 
     def _settle_good_step(self) -> None:
-        """If the known good checkpoint is gone, use the newest older one: it was good before."""
+        """If the known good checkpoint is gone, use the newest older checkpoint, which is also good."""
         good = self.ledger.good_step
         if good is not None and good not in self.disk.saved:
             self.ledger.good_step = max((step for step in self.disk.saved if step < good), default=None)

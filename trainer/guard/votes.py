@@ -22,14 +22,14 @@ __all__ = ["StepVotes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepVotes:
-    """The votes of one rank, or their sums over all ranks. The row is equally long on all ranks."""
+    """The votes of one rank, or their sums over all ranks. Rows have the same length on all ranks."""
 
     stop: float
     """Number of ranks that were asked to stop."""
     integrity: IntegrityVote
     save: SaveVote
     gradient_peaks: tuple[float, ...] = ()
-    """Largest local gradient by rank; empty where gradients are not checked for outliers."""
+    """Largest local gradient by rank; empty if gradients are not checked for outliers."""
 
     def to_row(self) -> list[float]:
         return [self.stop, *self.integrity, *self.save, *self.gradient_peaks]

@@ -5,9 +5,9 @@
 
 The agent is the engine behind torchrun: rendezvous, rank numbering, restarts and their budget are torch's. This
 subclass differs in three ways:
-1. It claims an attempt (`trainer.checkpoint.attempt_fence`) before any rank starts, and shares its number in the store.
-2. It records which rank ended first as an event before it acts on it.
-3. Once a rank has died, the others get only a short grace period: they cannot finish the current step.
+1. It claims an attempt (`trainer.checkpoint.attempt_fence`) before any rank starts, and puts its number into the store.
+2. It records which rank ended first, as an event, before it acts on that.
+3. Once a rank has died, the others get only a short grace period, because they cannot finish the current step.
 
 The world is the largest number of available ranks for which the configuration has a valid layout, and the global batch
 is divided among them. A node without any of these ranks waits until the world changes, or ends."""
@@ -58,10 +58,10 @@ STRANDED_S = 3.0
 EXITING_S = 5.0
 """Time limit (s) for the process at the other end of a lost connection: the kernel frees its memory before it exits."""
 EXIT_BARRIER_S, MARGIN_S = 30.0, 3.0
-"""MARGIN_S: ranks exit by themselves at the end of their grace period; only remaining ones are killed."""
+"""MARGIN_S: seconds after the grace period, at whose end ranks exit by themselves, until remaining ranks are killed."""
 _OVER = "rankscope/over"
 _REGROUP = "rankscope/regroup"
-"""Key set before a node stops its ranks to exclude devices: all ranks save and end as if preempted, then restart."""
+"""Key set before a node stops its ranks to exclude devices. All ranks save and exit as if preempted, then restart."""
 
 
 class Agent(SimpleElasticAgent):
@@ -91,7 +91,7 @@ class Agent(SimpleElasticAgent):
         self.exit_code = EXIT_FAILED
         self._requests = RequestFile(run, node.rank)
         self._oom = OomCounter()
-        self.continues_without_node = False  # ranks stopped as agreed; the launch continues with one node less
+        self.continues_without_node = False  # ranks were stopped by agreement; the launch continues with one node less
         self._node_failures = node.failures
         limit = config.recovery.max_failures_per_node
         self._most_node_failures = limit if limit >= 0 else NODE_FAILURES if devices.has_gpus else 0
@@ -159,14 +159,14 @@ class Agent(SimpleElasticAgent):
         }
 
     def _error_file(self, attempt: int, rank: int) -> Path:
-        """The file in which torch's `record` leaves the exception of a rank."""
+        """The file to which torch's `record` writes the exception of a rank."""
         return self.ranks.logs / f"attempt-{attempt}" / f"rank-{rank:05d}.error.json"
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         codes = self.ranks.exit_codes()
         store = _store_of(worker_group)
         if not codes and not store.check([_OVER]):
-            return RunResult(state=WorkerState.HEALTHY)  # no ranks here: others report the end
+            return RunResult(state=WorkerState.HEALTHY)  # no ranks here: other nodes report the end
         if all(code == 0 for code in codes.values()):
             store.set(_OVER, "")
             return RunResult(
@@ -210,8 +210,8 @@ class Agent(SimpleElasticAgent):
         )
 
     def _failed(self, worker_group: WorkerGroup, local_rank: int, code: int, *, is_blamed: bool) -> ProcessFailure:
-        """Record how a rank ended and the consequence for the run. `is_blamed`: the death counts against its device and
-        node."""
+        """Record how a rank ended, and decide what follows for the run. `is_blamed`: the death counts against the
+        rank's device and node."""
         worker = worker_group.workers[local_rank]
         error_file = self._error_file(self.attempts[-1], worker.global_rank)
         failure = failure_of(local_rank=local_rank, pid=int(worker.id), code=code, error_file=error_file)
@@ -221,7 +221,7 @@ class Agent(SimpleElasticAgent):
             # SIGTERM before the rank could handle it: the machine is being preempted.
             regroups = _store_of(worker_group).check([_REGROUP])
             if regroups or _group_size(worker_group) > self.node.min_nodes:
-                # Another node is preempted, and all agreed on the last step: continue without it, at no cost.
+                # A node is preempted, and all ranks agreed on the last step: continue without it, and count no restart.
                 self._remaining_restarts += not self.continues_without_node
                 self.continues_without_node = True
             else:
@@ -246,7 +246,7 @@ class Agent(SimpleElasticAgent):
         )  # fmt: skip
 
     def _mistake(self, rank: int) -> str:
-        """Return the configuration error that a rank printed in one line; empty if there is none."""
+        """Return the one-line configuration error that a rank printed; empty if there is none."""
         log = self.run_dir.path / "logs" / f"attempt-{self.attempts[-1]}" / f"rank-{rank:05d}.err.log"
         try:
             lines = log.read_text(errors="replace").splitlines()
@@ -267,7 +267,7 @@ class Agent(SimpleElasticAgent):
         return find_culprit(deaths, xids_by_rank(self.run_dir, attempt, self.node.rank, ranks))
 
     def _judge_device(self, local_rank: int, code: int, worker_group: WorkerGroup) -> None:
-        """Exclude a device that failed too often from the next attempt, if a smaller attempt is possible."""
+        """Exclude the device from the next attempt if it failed too often and a smaller world is possible."""
         device = self.devices.in_use[local_rank]
         if not self.devices.count_failure(local_rank) or not self._remaining_restarts:
             return
@@ -285,12 +285,12 @@ class Agent(SimpleElasticAgent):
             reason=f"{self.devices.failures(device)} deaths, the last by {_ending(code)}",
         )
         if not self.devices.in_use:
-            self._remaining_restarts = 0  # no device is left here: this node leaves, the others go on
+            self._remaining_restarts = 0  # no device is left here: this node leaves, the others continue
             self.exit_code = EXIT_EXCLUDED if self.is_dispensable else self.exit_code
 
     def _judge_node(self, code: int, worker_group: WorkerGroup) -> None:
-        """Let a node that failed too often leave if the others can continue; never node 0, which hosts the
-        rendezvous."""
+        """Count a failure of this node. If there were too many and the others can continue, this node leaves; node 0,
+        which hosts the rendezvous, never does."""
         self._node_failures += 1
         if not 0 < self._most_node_failures <= self._node_failures:
             return

@@ -3,9 +3,9 @@
     find_culprit({2: Death(code=-6, text=log_tail)}, xids={})        # local rank 2, or None
 
 1. An exception, log or XID that reports a broken device blames that rank's device, however the rank ended.
-2. A death by a signal blames the device, since hardware can cause it; this includes SIGKILL, with which `watch` ends a
-   hanging rank. It does not if the text says that another rank, its node or the network was lost, because torch's
-   watchdog then ends a healthy rank with SIGABRT.
+2. A death by a signal blames the device, since hardware can cause it. This includes SIGKILL, with which `watch` ends a
+   hanging rank. The device is not blamed if the text says that another rank, its node or the network was lost, because
+   torch's watchdog then ends a healthy rank with SIGABRT.
 3. SIGTERM, any other exception, or an out-of-memory kill by the kernel blames nothing.
 """
 
@@ -29,13 +29,13 @@ _BROKEN_DEVICE = re.compile(
     r"uncorrectable ECC error|fallen off the bus|GPU is lost|hardware stack error|[Uu]ncorrectable NVLink error"
     r"|cudaErrorECCUncorrectable|cudaErrorHardwareStackError|cudaErrorNvlinkUncorrectable"
 )
-"""Texts of CUDA and NVML for device errors that no program can cause."""
+"""Error texts of CUDA and NVML for device faults that no program can cause."""
 _LOST_REMOTE = re.compile(
     r"Watchdog caught collective operation timeout|ncclRemoteError|remote process exited|network error"
     r"|Connection (?:was )?(?:closed|reset|refused)|communicator was aborted|NCCL operations have failed or timed out"
     r"|entire process down|[Hh]eartbeat monitor timed out|watchdog got stuck|dumping from other rank",
 )
-"""Texts of torch and NCCL for a lost peer or connection. Source: torch 2.13 ProcessGroupNCCL, NCCL's errors."""
+"""Error texts of torch and NCCL for a lost peer or connection. Source: torch 2.13 ProcessGroupNCCL, NCCL's errors."""
 _BROKEN_CLASSES = ("ecc", "bus", "hardware")
 
 
@@ -61,7 +61,7 @@ def find_culprit(deaths: Mapping[int, Death], xids: Mapping[int, int]) -> int | 
 
 
 def log_tail(path: Path) -> str:
-    """The end of a rank's log; empty if there is none."""
+    """The last part of a rank's log; empty if there is no log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -71,7 +71,7 @@ def log_tail(path: Path) -> str:
 
 
 def xids_by_rank(run: RunDir, attempt: int, node_rank: int, ranks: Mapping[int, int]) -> dict[int, int]:
-    """{local rank: XID} of devices that the driver reported broken in this attempt; `ranks`: {local rank: rank}."""
+    """{local rank: XID} of devices that the driver reported as broken in this attempt. `ranks`: {local rank: rank}."""
     known = xid_table()["xid"]
     by_device = {}
     for event in read_events(run.node_dir(node_rank) / "events.jsonl")[0]:

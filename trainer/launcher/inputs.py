@@ -3,7 +3,8 @@
     check_memory(config, plan, num_ranks=4, on_host=True)       # raises ConfigError, one line
     check_inputs(config, plan, on_host=True)
 
-Paths are relative to the current folder. Only the data's cache is kept, since the ranks need it, too.
+Paths are relative to the current folder. Nothing that is opened is kept, except the cache of the data, which the ranks
+need, too.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ __all__ = ["check_inputs", "check_memory"]
 _PROCESS_BYTES = 16 << 20
 """Memory of a forked rank or data worker before it holds anything: measured with torch 2.13, 17 MB and page tables."""
 _STATE_BYTES = {"adamw": 16, "muon": 12, "adamw8bit": 10}
-"""Least number of bytes per parameter, with gradient and moments, by optimizer."""
-_TOKEN_BYTES = 16  # of inputs and targets
-_ANGLE_BYTES = 4  # half a head of each, cosine and sine
+"""Minimum bytes per parameter for the parameter, its gradient and its moments, by optimizer."""
+_TOKEN_BYTES = 16  # input and target, both int64
+_ANGLE_BYTES = 4  # float32; cosine and sine have half as many numbers each as a head
 
 
 def check_inputs(config: Config, plan: Plan, *, on_host: bool) -> None:
@@ -45,7 +46,7 @@ def check_memory(config: Config, plan: Plan, *, num_ranks: int, on_host: bool) -
     """
     available = Host(Path.cwd()).read()[0].values.get("memory_total_bytes", math.inf)
     workers, count = config.data.num_workers, num_parameters(config.model)
-    # Shards and stages of all ranks together are one copy per replica; ZeRO-1 shares the moments among replicas.
+    # The shards and stages of all ranks add up to one copy per replica. ZeRO-1 shares the moments among replicas.
     state = 8 if plan.zero1 else _STATE_BYTES[config.optim.name]
     state *= count * plan.dp_replicate * num_ranks // plan.world_size if on_host else 0
     tokens = num_ranks * plan.local_batch_size * config.data.seq_len * _TOKEN_BYTES

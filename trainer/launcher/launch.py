@@ -118,8 +118,8 @@ def _outcome(agent: Agent, stop: StopSignals) -> Outcome:
 
 
 def _what_was_saved(agent: Agent) -> str:
-    """Text on what was saved at a stop, from the exit codes of this node's ranks, and from their records and rank
-    0's."""
+    """Text on what was saved at a stop, from the exit codes and records of this node's ranks, and from the records of
+    rank 0."""
     codes = agent.ranks.exit_codes().values()
     try:
         if codes and all(code in (0, EXIT_PREEMPTED) for code in codes) and not _left_without_checkpoint(agent):
@@ -130,7 +130,7 @@ def _what_was_saved(agent: Agent) -> str:
 
 
 def _left_without_checkpoint(agent: Agent) -> bool:
-    """True if one of the ranks recorded a stop without a checkpoint."""
+    """True if a rank of this node, or rank 0, recorded that it stopped without a checkpoint."""
     folders = [agent.run_dir.rank_dir(agent.attempts[-1], rank) for rank in {0, *agent.ranks.ranks}]
     events = (event for folder in folders for event in read_events(folder / "events.jsonl")[0])
     return any(event["kind"] in _STOPS and event.get("checkpoint_step") is None for event in events)

@@ -8,7 +8,7 @@ __all__ = ["Node", "NodeRendezvousError", "Outcome"]
 
 
 class NodeRendezvousError(ValueError):
-    """The rendezvous of the nodes failed; one line with the reason."""
+    """The rendezvous of the nodes failed. The message is one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a launch. `reason` is finished, preempted, interrupted, given_up, fenced, left_out or failed;
-    `restarts` counts the starts of the worker group after the first."""
+    """The end of a launch. `reason` is finished, preempted, interrupted, given_up, fenced, left_out or failed.
+    `restarts`: number of starts of the worker group after the first one."""
 
     reason: str
     exit_code: int

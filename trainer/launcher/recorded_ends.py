@@ -23,13 +23,13 @@ MAX_MESSAGE = 4000
 
 
 def was_stopped(code: int | None, *, is_killed: bool) -> bool:
-    """Return True if a rank ended because the launcher told it to. `is_killed`: it had to be killed."""
+    """Return True if a rank ended because the launcher stopped it. `is_killed`: SIGTERM was not enough."""
     return code in (-signal.SIGTERM, EXIT_PREEMPTED) or is_killed
 
 
 def failure_of(*, local_rank: int, pid: int, code: int, error_file: Path) -> ProcessFailure:
-    """The failure of a rank as torch's agent returns it. `error_file`: the rank's exception, if it wrote one. An
-    incomplete file (a full disk, for example) is ignored, because torch raises when it reads one.
+    """The failure of a rank as torch's agent returns it. `error_file`: file with the rank's exception, if any. An
+    incomplete file (after a full disk, for example) is ignored, because torch would raise an error when reading it.
     """
     try:
         message = json.loads(error_file.read_bytes())["message"]
@@ -47,7 +47,7 @@ def record_stop(events: EventWriter, *, rank: int, pid: int, code: int | None) -
 def record_exit(
     events: EventWriter, *, rank: int, pid: int, code: int, message: str, out_of_memory: str, is_blamed: bool
 ) -> None:
-    """Record that a rank ended by itself. `is_blamed`: it counts against its device and node."""
+    """Record that a rank ended by itself. `is_blamed`: the end counts against the rank's device and node."""
     events.write(
         event_kinds.RANK_EXIT,
         exit_rank=rank,

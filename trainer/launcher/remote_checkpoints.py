@@ -64,8 +64,8 @@ class RemoteCheckpoints:
         return None
 
     def _move_aside(self, address: str) -> str:
-        """Move the remote checkpoints of a run that is started over, which would otherwise be fetched as the newest;
-        returns their new address.
+        """Move the remote checkpoints of a run that is started over, because they would otherwise be fetched as the
+        newest. Returns their new address.
 
         Raises RemoteError. Manifests are moved first, because without one there is no checkpoint.
         """
@@ -79,7 +79,7 @@ class RemoteCheckpoints:
         return f"{folder.address}/{aside}"
 
     def end(self) -> str:
-        """Wait until the newest checkpoint is sent. Returns the problem in one line, or an empty text."""
+        """Wait until the newest checkpoint is sent. Returns the problem in one line; empty if there is none."""
         return self._mirror.close() if self._mirror is not None else ""
 
 

@@ -13,7 +13,8 @@ __all__ = ["refusal"]
 
 
 def refusal(config: Config, request: ExclusionRequest, *, num_available: int, leaving: int) -> str:
-    """Reason why the ranks stay, one line; empty if they can be excluded. `num_available`: ranks including spares.
+    """Reason in one line why the ranks stay; empty if they can be excluded. `num_available`: number of ranks, including
+    spares.
 
     A smaller world trains the same global batch, so its steps take proportionally longer.
     """

@@ -42,16 +42,16 @@ CHANGEABLE = {"data.num_workers", "data.prefetch", "data.pin_memory", "data.cach
 
 
 class ResumeError(ValueError):
-    """The run cannot be resumed; one line with the reason and what to do."""
+    """The run cannot be resumed. The message is one line with the reason and what to do."""
 
 
 class FinishedError(ResumeError):
-    """The run has finished, and the options do not ask for more steps."""
+    """The run has finished, and no option asks for more steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A run that can be resumed. `world_size` is that of the last launch."""
+    """A run that can be resumed. `world_size`: number of ranks of the last launch."""
 
     run: RunDir
     config: Config
@@ -83,7 +83,7 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
 
 
 def reset_guard(run: RunDir) -> None:
-    """Clear the guard's stop, with a fresh budget."""
+    """Clear the guard's stop, and give the guard a new budget."""
     ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
     if ledger.stopped:
         ledger.stopped, ledger.failures, ledger.rollbacks = "", 0, 0
@@ -111,8 +111,8 @@ def live_processes(run: RunDir) -> Iterator[str]:
 
 
 def check_finished(path: Path, overrides: list[str]) -> None:
-    """Raise FinishedError like `prepare`, on nodes that get their configuration from node 0: node 0 exits immediately,
-    and they would wait for it. Without access to the folder nothing is raised.
+    """Raise FinishedError like `prepare`. For nodes that get their configuration from node 0: if the run has finished,
+    node 0 exits immediately, and they would wait for it. Without access to the folder nothing is raised.
     """
     if not path.exists():
         return
@@ -136,8 +136,8 @@ def _recorded(run: RunDir, path: Path) -> dict[str, Any]:
 
 
 def _changed(before: dict[str, Any], overrides: list[str]) -> Config:
-    # Only `--set checkpoint.resume=false` of this launch starts over: run.json of an older version may hold an earlier
-    # launch's.
+    # Only `--set checkpoint.resume=false` of this launch starts over. A run.json of an older version may contain that
+    # setting from an earlier launch.
     return changed_config(before | {"checkpoint": {**before.get("checkpoint", {}), "resume": True}}, overrides)
 
 
@@ -148,7 +148,7 @@ def _check_finished(run: RunDir, path: Path, before: dict[str, Any], config: Con
 
 
 def _has_finished(run: RunDir) -> bool:
-    """Return True if the newest launch wrote that it finished."""
+    """Return True if the newest launch recorded that the run finished."""
     events = [event for _, folder in run.node_dirs() for event in read_events(folder / "events.jsonl")[0]]
     began_ns = max((event["wall_ns"] for event in events if event["kind"] == event_kinds.RUN_STARTED), default=0)
     ends = [event for event in events if event["kind"] == event_kinds.RUN_ENDED and event["wall_ns"] > began_ns]
@@ -168,7 +168,7 @@ def _check_unchanged(before: dict[str, Any], config: Config) -> None:
             former = before.get(section, {}).get(name, value)
             reason = UNCHANGEABLE.get(key) or UNCHANGEABLE.get(section)
             if key == "optim.name" and not config.checkpoint.resume:
-                continue  # it starts over
+                continue  # the run starts over
             if value != former and reason and key not in CHANGEABLE:
                 raise ResumeError(f"{key} = {value!r} (was {former!r}): {reason}. Start a new run for that.")
 

@@ -3,7 +3,7 @@
     options = Options(config_path=Path("my.toml"), overrides=["train.steps=50"])
     code = launch_run(options, version="0.1.0", console=console)
 
-Everything that can be checked is checked before anything starts; a mistake is a ValueError with one line.
+Everything that can be checked is checked before anything starts. A mistake raises a ValueError with a one-line message.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Options:
     """Ranks on this node; 0: as many as the mesh needs."""
     faults: list[str] = field(default_factory=list)
     resume: str | None = None
-    """Folder of a run, or the address of one's checkpoints."""
+    """Folder of a run, or the address of a run's checkpoints."""
     force: bool = False
     nnodes: str = "1"
     node_rank: int = 0
@@ -103,13 +103,14 @@ def _on_host(config: Config) -> bool:
 
 
 def _base(resumed: Resumed | None) -> Path:
-    """Folder in which relative paths of the configuration begin: that of the first launch."""
+    """Folder to which paths in the configuration are relative: the working folder of the run's first launch."""
     first = resumed.run.manifest().get("cwd") if resumed is not None else None
     return Path(first) if isinstance(first, str) else Path.cwd()
 
 
 def ranks_needed(config: Config) -> int:
-    """Number of ranks that a mesh without a free dimension needs; else one per GPU, or one."""
+    """Number of ranks that the mesh needs. With a free dimension: the largest possible number of ranks with a GPU each,
+    but at least the product of the other dimensions."""
     sizes = [getattr(config.parallel, dim) for dim in MESH_DIMS]
     fixed = 1
     for size in sizes:
@@ -119,7 +120,7 @@ def ranks_needed(config: Config) -> int:
 
 
 def _usual_size(config: Config, resumed: Resumed | None, overrides: list[str]) -> int:
-    """Default number of ranks: as before, unless the mesh has changed."""
+    """Default number of ranks: that of the last launch, unless the mesh has changed."""
     changed = {override.partition("=")[0].strip() for override in overrides}
     if resumed is None or changed & {f"parallel.{dim}" for dim in MESH_DIMS}:
         return ranks_needed(config)
@@ -156,7 +157,8 @@ def _on_nodes(
     facts: dict[str, Any],
     console: Console,
 ) -> int:
-    """One node of several: node 0 makes or resumes the run, the others get its folder and configuration."""
+    """Launch one node of several. Node 0 creates or resumes the run, the other nodes get its folder and
+    configuration."""
     if config is not None and node.rank == 0:
         node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
         check_ranks_here(config, node.nproc)
@@ -184,7 +186,7 @@ def _on_nodes(
 
 
 def _largest_plan(config: Config, num_ranks: int) -> Plan:
-    """The layout with the largest usable number of these ranks. Raises ConfigError if there is none."""
+    """The layout that uses as many of `num_ranks` ranks as possible. Raises ConfigError if there is none."""
     return resolve(config, fitting_world(config, num_ranks) or num_ranks)
 
 

@@ -4,11 +4,11 @@
         stop.listen()                            # after the last fork, because it starts a thread
         with stop.raising(SignalException):      # the first signal raises this in the main thread
             ...
-        stop.ranks_left_s()                      # seconds that ranks signalled now have left; None without a signal
+        stop.ranks_left_s()                      # seconds until ranks that get a signal now are killed
 
-1. First signal: `actions.announce` records it, then `actions.report` prints what is known, while the main thread ends
-   the ranks.
-2. A second Ctrl-C, or the end of the budget (`trainer.stop_budget`): `actions.end_at_once`, and the process exits.
+1. First signal: `actions.announce` records it, then `actions.report` prints what is known. Meanwhile the main thread
+   ends the ranks.
+2. Second Ctrl-C, or end of the budget (`trainer.stop_budget`): `actions.end_at_once` is called, and the process exits.
 
 Python runs a signal handler only when the main thread returns from C, which may take minutes during a wait for a store
 or disk. So the C handler wakes a separate thread through a pipe.
@@ -37,11 +37,11 @@ logger = logging.getLogger("rankscope.trainer")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 REPEAT_S = 0.2
-"""Seconds within which a second Ctrl-C counts as the same one, because a wrapper may pass on what the terminal has
-already delivered.
+"""A second Ctrl-C within this number of seconds counts as the first one, because a wrapper may forward the signal that
+the terminal has already delivered.
 """
 ANNOUNCE_S = 1.0
-"""Maximum seconds to wait, before the ranks are ended, until the stop event is written: the disk may not respond."""
+"""Maximum seconds to wait for the stop event to be written before the ranks are ended. The disk may not respond."""
 VERDICT_S = 1.5
 """Seconds of the time budget reserved for the final output."""
 _CLOSE = 0
@@ -65,7 +65,7 @@ class StopSignals:
 
     def __init__(self, actions: StopActions, *, grace_s: Callable[[], float]) -> None:
         self.number = 0
-        """The first signal; 0 before any."""
+        """Number of the first signal; 0 before any."""
         self._actions, self._grace_s = actions, grace_s
         self._exception: Callable[[int], BaseException] | None = None
         self._has_raised = False
@@ -99,14 +99,15 @@ class StopSignals:
             signal.signal(number, signal.SIG_IGN if is_ignored else self.received)
 
     def listen(self) -> None:
-        """Start the thread. Until then signals are stored, because a process with threads must not be forked."""
+        """Start the thread that handles signals. Until then signals are stored, because a process with threads must not
+        be forked."""
         self._thread = threading.Thread(target=self._listen, name="stop-signals", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
     def raising(self, exception: Callable[[int], BaseException] | None) -> Iterator[None]:
         """Raise `exception(number)` in the main thread on the first signal, even if it came before the block. With None
-        the exception is raised only after the block.
+        nothing is raised within the block, and the exception of the enclosing block after it.
         """
         outer, self._exception = self._exception, exception
         try:
@@ -127,14 +128,14 @@ class StopSignals:
             self._announced.wait(ANNOUNCE_S)
 
     def ranks_left_s(self) -> float | None:
-        """Seconds after which ranks that are signalled now are killed; None before any signal. Each rank's grace period
-        starts when it is signalled, which a busy machine or a slow disk may delay.
+        """Seconds until ranks that get their signal now are killed; None before any signal. A rank's grace period
+        starts when the rank gets the signal, which a busy machine or a slow disk may delay.
         """
         left_s = self.records_left_s()
         return None if left_s is None else min(rank_grace_s(self._grace_s()) + KILL_MARGIN_S, left_s)
 
     def records_left_s(self) -> float | None:
-        """Seconds that the last ingestion may take; None without a signal."""
+        """Seconds that the last ingestion may still take; None without a signal."""
         return max(0.0, budget_s(self._grace_s()) - VERDICT_S - self._elapsed_s()) if self.number else None
 
     def end_process(self, code: int) -> None:

@@ -117,8 +117,8 @@ def supervise(
 
     with stop:
         try:
-            # Installed here, so that the end of a started run is recorded: an earlier signal ends this process
-            # immediately.
+            # From here on, signals are handled by `stop`, so that the end of a started run is recorded. An earlier
+            # signal ends this process immediately.
             events.write(
                 event_kinds.RUN_STARTED,
                 node_rank=node.rank,
@@ -144,7 +144,7 @@ def supervise(
                 _record_end(events, node, outcome)
                 keeper.end(stop=events.has_unwritten, within_s=stop.records_left_s())
         except Exception as error:
-            if actions.outcome is None:  # for any error, such as a missing package, the run gets an end
+            if actions.outcome is None:  # record the run's end after any error, such as a missing package
                 code = EXIT_MISTAKE if isinstance(error, ImportError) else EXIT_FAILED
                 _record_end(events, node, Outcome(reason="failed", exit_code=code, message=_error_line(error)))
             raise
@@ -171,7 +171,7 @@ def _error_line(error: Exception) -> str:
 
 
 def _unless_stopped(stop: StopSignals, start: Callable[[], Outcome]) -> Outcome:
-    """Outcome of a launch, or of a signal that arrived before it had started any rank."""
+    """Launch and return the outcome; if a signal arrives before any rank was started, the outcome of the stop."""
     try:
         with stop.raising(_StopRequested):
             return start()

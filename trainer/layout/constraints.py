@@ -1,9 +1,9 @@
-"""Constraints between settings, checked before any process group is made; one line each.
+"""Constraints between settings, checked before any process group is created. Each error is one line.
 
     for check in CHECKS:
-        check(config, plan)        # raises ConfigError: the key, its value, what is in the way, what to do
+        check(config, plan)        # raises ConfigError: the key, its value, the obstacle, what to do
 
-These constraints depend on the whole layout; limits of single values are in their sections of the configuration.
+These constraints depend on the whole layout. Limits of single values are in the configuration's sections.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS"]
 
 CODES_BLOCK = 128
-"""Elements of a row that share a scale, as in `trainer.training.adamw8bit`."""
+"""Number of adjacent elements of a row that share a scale, as in `trainer.training.adamw8bit`."""
 FLOAT8_MULTIPLE = 16
 """Rows and columns of fp8 matrix products must be multiples of this, as in `trainer.model.float8`."""
 TENSORS_PER_BLOCK = 9
-"""Tensors of a block: two norms, four matrices of attention, three of the feed-forward layer."""
+"""Parameters of a block: two norms, four matrices of attention, three matrices of the feed-forward layer."""
 
 
 def _compression(config: Config, plan: Plan) -> None:
@@ -144,7 +144,7 @@ def _experts(config: Config, plan: Plan) -> None:
 
 
 def _product(plan: Plan, *dims: str) -> str:
-    """Sizes of the mesh, like `parallel.ep = 2` or `parallel.ep x tp = 4`: those above 1."""
+    """Text with the product of mesh sizes above 1, such as `parallel.ep = 2` or `parallel.ep x tp = 4`."""
     used = [dim for dim in dims if plan.sizes[dim] > 1]
     return f"parallel.{' x '.join(used)} = {math.prod(plan.sizes[dim] for dim in used)}"
 
@@ -249,7 +249,8 @@ def _float8_gather(config: Config, plan: Plan) -> None:
     if plan.offloads_parameters:
         raise ConfigError(f"{setting}: not with parallel.cpu_offload = 'all' (shards would be rounded on the host)")
     model, shards = config.model, plan.dp_shard * plan.ep * plan.cp
-    # Rows, and the number of ranks that share them: attention's output is split by columns over tp, the others by rows.
+    # (rows, ranks that share them). tp splits attention's output and the feed-forward's `down` by columns, the other
+    # matrices by rows.
     matrices = [(model.dim, shards), (model.dim // model.num_heads * model.kv_heads, shards * plan.tp)]
     matrices += [] if model.num_experts else [(model.ffn_dim, shards * plan.tp)]
     if all(rows % ranks or rows % (FLOAT8_MULTIPLE * plan.tp) for rows, ranks in matrices):
@@ -257,7 +258,8 @@ def _float8_gather(config: Config, plan: Plan) -> None:
 
 
 def _whole_blocks(config: Config, plan: Plan) -> None:
-    """8-bit moments have a scale for each piece of a row, which tensor parallelism must not split."""
+    """8-bit moments have one scale per block of adjacent elements of a row. Tensor parallelism must not split a
+    block."""
     if config.optim.name != "adamw8bit":
         return
     for key, width in (("model.dim", config.model.dim), ("the feed-forward's width", config.model.ffn_dim)):

@@ -8,15 +8,15 @@ from trainer.layout.plan import Plan
 __all__ = ["is_chunked", "tokens_at_once"]
 
 _LOGITS_AT_ONCE = 2**29
-"""Maximum elements of a chunk's logits: 1 GiB in 16 bits. Smaller chunks read and write the weight gradient more
-often.
+"""Maximum number of elements in the logits of a chunk: 1 GiB in 16 bits. With smaller chunks, the weight gradient is
+read and written more often.
 """
 _ROUNDED_TO = 1024
 
 
 def is_chunked(config: TrainConfig, plan: Plan, device_type: str) -> bool:
-    """Return `train.chunked_loss` with `auto` resolved. Pipeline schedules need logits, so the loss is not chunked
-    there.
+    """Return `train.chunked_loss` with `auto` resolved. In a pipeline the loss is not chunked: torch's schedules need
+    logits.
     """
     wanted = device_type == "cuda" if config.chunked_loss == "auto" else config.chunked_loss
     return wanted and plan.pp == 1

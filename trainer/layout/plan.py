@@ -25,7 +25,7 @@ _STAGES_OF_SCHEDULE = {"gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "interleave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The layout of a run: how ranks, sequences and layers are divided. All counts."""
+    """The layout of a run: how ranks, sequences and layers are divided. All numbers are counts."""
 
     world_size: int
     pp: int
@@ -37,9 +37,9 @@ class Plan:
     local_batch_size: int  # sequences of one step on one data rank
     micro_batch_size: int  # sequences of one forward pass
     stages: Stages
-    schedule: str  # of the pipeline; unused if pp is 1
-    zero1: bool = False  # replicas share the optimizer's state
-    offloads_parameters: bool = False  # to host memory, by FSDP2
+    schedule: str  # pipeline schedule; unused if pp is 1
+    zero1: bool = False  # the optimizer's state is divided among replicas
+    offloads_parameters: bool = False  # FSDP2 keeps parameters in host memory
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -47,12 +47,12 @@ class Plan:
 
     @property
     def data_size(self) -> int:
-        """Data ranks: groups of ranks that read different sequences."""
+        """Number of data ranks. A data rank is a group of ranks that read the same sequences."""
         return self.dp_replicate * self.dp_shard * self.ep
 
     @property
     def loss_copies(self) -> int:
-        """Divisor of each rank's loss, so that the losses of all ranks with a loss add up to their mean."""
+        """Divisor of each rank's loss, so that the sum over all ranks that have a loss is the mean loss."""
         return self.world_size // self.pp
 
     @property
@@ -63,10 +63,10 @@ class Plan:
     def data_parallel_kind(self) -> str:
         """none | ddp | fsdp | hsdp.
 
-        DDP's C++ reducer does not support DTensors, nor see gradients that zero-bubble schedules compute outside
-        backward. In these cases replicas use FSDP2 with a shard dimension of one, whose gather and scatter are no-ops:
-        `hsdp`. So does a single rank whose parameters stay in host memory. Non-expert parameters are sharded over
-        `dp_shard`, `ep` and `cp` together, experts over these without `ep`.
+        DDP's C++ reducer does not support DTensors, and does not see gradients that zero-bubble schedules compute
+        outside backward. In these cases replicas use FSDP2 with a shard dimension of one (`hsdp`), whose gather and
+        scatter are no-ops. A single rank whose parameters stay in host memory uses FSDP2, too (`fsdp`). Experts are
+        sharded over `dp_shard` and `cp` together, other parameters over `dp_shard`, `ep` and `cp`.
         """
         if self.dp_shard * self.ep * self.cp > 1 or self.offloads_parameters:
             return "hsdp" if self.dp_replicate > 1 else "fsdp"
@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def mesh_dims(self) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the device mesh: the dimensions in use; empty for a single rank."""
+        """Names and sizes of the device mesh's dimensions, without unused ones; empty for a single rank."""
         needed = {"dp_replicate", "dp_shard"} if self.data_parallel_kind == "hsdp" else set()
         needed |= {"dp_shard"} if self.ep > 1 or (self.offloads_parameters and self.cp == 1) else set()
         return tuple((dim, size) for dim, size in self.sizes.items() if size > 1 or dim in needed)
@@ -267,8 +267,8 @@ def _check_microbatches(config: Config, count: int, pp: int, micro: int) -> None
 class Stages:
     """Layers by stage and stages by pipeline rank.
 
-    `loop`: rank r has the stages r, r + pp, ... `v`: rank r has the stages r and 2 pp - 1 - r, so that the first and
-    the last stage are on one rank.
+    With the style `loop`, rank r has the stages r, r + pp, r + 2 pp and so on. With `v`, rank r has the stages r and
+    2 pp - 1 - r, so that the first and the last stage are on one rank.
     """
 
     layers: tuple[tuple[int, ...], ...]
@@ -294,7 +294,8 @@ def split_layers(num_layers: int, pp: int, per_rank: int, style: str, costs: lis
 
 
 def _cheapest_cut(costs: list[float], count: int) -> tuple[tuple[int, ...], ...]:
-    """Dynamic programming: best[k][j] = lowest (costliest stage, sum of squares), first j layers in k stages."""
+    """Dynamic programming: best[k][j] is the lowest (costliest stage, sum of squares) of the first j layers in k
+    stages."""
     size = len(costs)
     total = [0.0]
     for cost in costs:

@@ -12,7 +12,7 @@ from trainer.layout.plan import Plan
 __all__ = ["compared_over", "reason_to_read_at_once"]
 
 MAX_RANKS = 1024
-"""World size above which gradients are not compared, because the row of peaks would slow down its reduction."""
+"""World size above which gradients are not compared: the peaks of all ranks would make the step's reduction slow."""
 
 
 def compared_over(config: Config, plan: Plan, *, on_host: bool) -> str:
@@ -23,13 +23,13 @@ def compared_over(config: Config, plan: Plan, *, on_host: bool) -> str:
     probed = config.probes.enabled and config.probes.collectives and config.probes.nonfinite_flags
     if not (probed and on_host and config.recovery.enabled and plan.world_size <= MAX_RANKS):
         return ""
-    # Gradients are first reduced over the shards; what is then reduced over replicas is not local any more.
+    # Gradients are first reduced over the shards. What is then reduced over the replicas is no longer local.
     dimension = "dp_shard" if plan.dp_shard > 1 else "dp_replicate" if plan.dp_replicate > 1 else ""
     return "world" if plan.world_size in (plan.dp_shard, plan.dp_replicate) else dimension
 
 
 def reason_to_read_at_once(config: Config, plan: Plan, *, on_host: bool) -> str:
-    """Reason why each step must be read immediately; empty if it may be read late."""
+    """Reason why each step's numbers must be read immediately; empty if they may be read one step late."""
     compresses = config.parallel.gradient_compression != "none" and plan.data_parallel_kind == "ddp"
     reasons = {
         "supported with data parallelism only": plan.data_size < plan.world_size or plan.pp > 1,

@@ -62,8 +62,8 @@ def chunked_loss(
     group: dist.ProcessGroup | None = None,
     softmax: Softmax | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean cross-entropy, and the cross-entropy of each token without a gradient. `hidden`: (tokens, dim),
-    `targets`: (tokens).
+    """Return the mean cross-entropy, and the cross-entropy of each token, which has no gradient. `hidden`:
+    (tokens, dim), `targets`: (tokens).
 
     Under autocast the matrix products are computed in autocast's dtype.
     """
@@ -72,7 +72,8 @@ def chunked_loss(
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     wants = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     job = _Job(chunk=chunk, group=group, softmax=softmax or Softmax.eager(), wants_gradients=wants)
-    mean, token_losses = _ChunkedLoss.apply(hidden, weight, targets, job)  # type: ignore[no-untyped-call]  # torch: no types
+    # torch: no types
+    mean, token_losses = _ChunkedLoss.apply(hidden, weight, targets, job)  # type: ignore[no-untyped-call]
     return mean, token_losses
 
 
@@ -117,7 +118,7 @@ def _compute(hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tupl
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product to the float32 `total`; on CUDA within the matrix product, which avoids rounding to 16 bits."""
+    """Add the product to the float32 `total`. On CUDA the matrix product adds it, which avoids rounding to 16 bits."""
     if total.is_cuda and left.dtype != total.dtype:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
@@ -167,6 +168,6 @@ def _gradient(logits: Tensor, lse: Tensor, targets: Tensor) -> Tensor:
 
 
 def _minus_one_hot(probabilities: Tensor, targets: Tensor) -> Tensor:
-    """Gradient of cross-entropy: the probabilities, less 1 at each target. Targets of other ranks match no column."""
+    """Gradient of cross-entropy: the probabilities minus 1 at each target. Targets of other ranks match no column."""
     columns = torch.arange(probabilities.shape[1], device=probabilities.device)
     return torch.where(columns == targets.unsqueeze(1), probabilities - 1.0, probabilities)

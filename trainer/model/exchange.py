@@ -1,6 +1,6 @@
 """Exchange token rows with the ranks that hold their experts.
 
-    route = Route.make(expert, num_experts, group)      # rows from and to each rank; collective
+    route = Route.make(expert, num_experts, group)      # collective: counts rows from and to each rank
     rows = exchange(rows, route, group)                 # sorted by expert -> sorted by the receiving rank's experts
     rows = exchange(rows, route.back, group)
 
@@ -33,11 +33,12 @@ class Route:
     before: Tensor | None = None
     """Permutation of the rows before sending; None if they stay in order."""
     after: Tensor | None = None
-    """Permutation of the received rows; None if they stay in order."""
+    """Permutation of the rows after receiving; None if they stay in order."""
 
     @classmethod
     def make(cls, expert: Tensor, num_experts: int, group: dist.ProcessGroup | None) -> Route:
-        """Create the route from the expert of each row, shape (rows,); the value `num_experts` means none."""
+        """Create the route. `expert`: the expert of each row, shape (rows,); `num_experts` means that no expert gets
+        the row."""
         counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts]
         if group is None:
             own = counts.tolist()
@@ -60,7 +61,7 @@ class Route:
 
 
 def exchange(rows: Tensor, route: Route, group: dist.ProcessGroup | None) -> Tensor:
-    """Send rows (n, dim) along a route; backward returns the gradients. Collective over the group."""
+    """Send rows (n, dim) along a route; backward sends the gradients back. Collective over the group."""
     if group is None:
         return rows
     if route.before is not None:
@@ -70,9 +71,9 @@ def exchange(rows: Tensor, route: Route, group: dist.ProcessGroup | None) -> Ten
 
 
 def scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
-    """Return the tensor unchanged, with its gradient multiplied by `scale`. Each rank of a group computes the mean loss
-    of its sequences. An expert sums the gradients of all these ranks and must divide the sum, as the reduction of other
-    parameters does.
+    """Return the tensor unchanged, but multiply its gradient by `scale` in backward. Each rank of a group computes the
+    mean loss of its sequences. An expert's gradient is the sum over all these ranks, and must be divided as in the
+    reduction of other parameters.
     """
     if scale == 1.0:
         return tensor

@@ -1,27 +1,27 @@
 """Mixture-of-experts feed-forward layer: a router sends each token to its highest-scoring experts.
 
     layer = MixtureOfExperts(config.model)          # in place of FeedForward
-    layer.group = group                             # each of its ranks has some of the experts; None: this rank has all
-    layer.pieces = group                            # each of its ranks has a piece of every sequence; None: no pieces
+    layer.group = group                             # each rank in it has some of the experts; None: this rank has all
+    layer.pieces = group                            # each rank in it has a piece of every sequence; None: no pieces
     out = layer(x)                                  # (batch, seq or piece, dim), as FeedForward
     layer.take_load()                               # tokens and dropped tokens of each expert since the last call
 
 The router's probabilities are those of Shazeer et al. 2017 in float32; if several experts are chosen, their
-probabilities are scaled to sum to one. There are two auxiliary losses: the balance loss (Fedus et al. 2021), experts x
-share of tokens x mean probability, which is 1 if all experts are used equally, and the router's z-loss (Zoph et al.
-2022), the squared logsumexp of its logits. They are not part of the reported loss; their gradients enter at the layer's
-output in backward, in every pipeline stage.
+probabilities are scaled to sum to one. There are two auxiliary losses. The balance loss (Fedus et al. 2021) is the
+number of experts x the sum over experts of (share of tokens x mean probability), which is 1 if all experts are used
+equally. The router's z-loss (Zoph et al. 2022) is the squared logsumexp of its logits. Neither is part of the reported
+loss. Their gradients are added in backward at the layer's output, in every pipeline stage.
 
 Balance and capacity are computed per sequence (as in DeepSeek-V3's sequence-wise loss), so losses and dropped tokens do
 not depend on how ranks and microbatches divide the batch, and all layouts train the same way. An expert drops tokens
-over its capacity; earlier tokens of the sequence have priority, so routing is causal.
+over its capacity. Earlier tokens of the sequence have priority, so routing is causal.
 
 With expert choice (Zhou et al. 2022, arXiv 2202.09368) each expert takes its highest-scoring tokens of a sequence up to
 its capacity, weighted by the router's probabilities, and needs no balancing. Whether a token is taken depends on later
 tokens, so a causal model trains with information that it lacks at generation.
 
-If ranks hold pieces of a sequence they exchange how often each expert was chosen. Nothing else is needed, because the
-balance loss is linear in the probabilities, and each rank adds the part from the tokens that it has.
+If ranks hold pieces of a sequence, they exchange how often each expert was chosen. Nothing else is needed, because the
+balance loss is linear in the probabilities, and each rank contributes the part of its own tokens.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _IGNORED_BITS = 13
 
 
 class Experts(nn.Module):
-    """The feed-forward layers of all experts, stacked; under expert parallel a rank has some of the stack."""
+    """The feed-forward layers of all experts, stacked. Under expert parallelism a rank has a part of the stack."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, dim, hidden))
 
     def forward(self, tokens: Tensor, counts: list[int], gradient_scale: float) -> Tensor:
-        """Apply the experts to `tokens` (rows, dim), sorted by expert with `counts` rows each; returns the same
-        shape.
+        """Apply the experts to `tokens` (rows, dim), which are sorted by expert; `counts`: number of rows of each
+        expert. Returns (rows, dim).
         """
         gate, up, down = (
             scaled_gradient(weight.to_local() if isinstance(weight, DTensor) else weight, gradient_scale)
@@ -99,11 +99,11 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(config.dim, config.num_experts, bias=False)
         self.experts = Experts(config)
         self.group: dist.ProcessGroup | None = None
-        """Group of ranks that share the experts; each sends its tokens."""
+        """Group of ranks among which the experts are divided; each rank sends its tokens. None: this rank has all."""
         self.gradient_scale = 1.0
-        """Scale of an expert's gradient, which sums over the group: 1 / number of mean losses in the group."""
+        """Scale of an expert's gradient, which is a sum over the group: 1 / number of mean losses in the group."""
         self.pieces: dist.ProcessGroup | None = None
-        """Group of ranks that each have a piece of every sequence, in order of the pieces."""
+        """Group of ranks that each have a piece of every sequence, in the order of the pieces. None: no pieces."""
         self.loss_share = 1.0
         """This rank's tokens divided by all tokens in its loss; below 1 if several ranks share one loss."""
         self.loss_scale = 1.0
@@ -142,7 +142,7 @@ class MixtureOfExperts(nn.Module):
         tokens = exchange(tokens, route, self.group)
         tokens = self.experts(tokens, route.counts, self.gradient_scale)
         tokens = exchange(tokens, route.back, self.group)
-        # Each row is scattered to its index, so that the sum over a token's experts has the same order in every layout.
+        # Scatter each row to its index, so that a token's experts are summed in the same order in every layout.
         places = tokens.new_zeros(batch * length * each, dim).index_copy(0, order, tokens)
         out = (places.view(batch, length, each, dim) * weights.unsqueeze(-1).to(places.dtype)).sum(2)
         if torch.is_grad_enabled() and (self.balance_loss or self.z_loss):
@@ -160,14 +160,14 @@ class MixtureOfExperts(nn.Module):
     def _logits(self, x: Tensor) -> Tensor:
         """Router logits, always in float32, because a small error can route a token differently."""
         weight: Tensor = self.router.weight
-        if isinstance(weight, DTensor):  # tensor-parallel ranks have the whole router, and pieces of the tokens
+        if isinstance(weight, DTensor):  # each tensor-parallel rank has the whole router and a piece of the tokens
             weight = weight.to_local(grad_placements=(Partial(),))
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.float(), weight.float())
 
     def _within_capacity(self, sent: Tensor, earlier: Tensor, seq: int) -> Tensor | None:
-        """Mask of the choices within capacity, (batch, length x chosen); None for all. `earlier`: number of choices of
-        each expert in earlier pieces.
+        """Mask of the choices within capacity, (batch, length x chosen); None if capacity is unlimited. `earlier`: for
+        each choice, how often its expert was chosen in earlier pieces, same shape.
         """
         if not self.capacity_factor:
             return None
@@ -179,8 +179,8 @@ class MixtureOfExperts(nn.Module):
         return math.ceil((self.capacity_factor or 1.0) * seq * self.chosen / self.num_experts)
 
     def _auxiliary(self, logits: Tensor, probabilities: Tensor, share: Tensor | None) -> Tensor:
-        """Return the auxiliary losses of this rank's tokens. `share`: (batch, experts), shares of the choices of the
-        whole sequence; None if there is nothing to balance.
+        """Return the sum of the auxiliary losses of this rank's tokens. `share`: (batch, experts), each expert's share
+        of the choices in the whole sequence; None if there is nothing to balance.
         """
         if share is None:
             return self.z_loss * logits.logsumexp(-1).square().mean()
@@ -188,7 +188,7 @@ class MixtureOfExperts(nn.Module):
         return self.balance_loss * balance + self.z_loss * logits.logsumexp(-1).square().mean()
 
     def _count(self, sent: Tensor, kept: Tensor | None) -> None:
-        # Count only training: not the recomputation in backward, evaluation or replay.
+        # Count only training, but not evaluation, replay or the recomputation in backward.
         if not (self.training and self.counts_load) or graph_task_id() != -1:
             return
         tokens = sent.sum((0, 1))
@@ -198,8 +198,8 @@ class MixtureOfExperts(nn.Module):
 
 
 def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """Return weights and experts of each token, both (batch, length, n), from each expert's choice over the whole
-    sequence. A token with fewer than n experts has zero weights in the rest."""
+    """Let each expert choose tokens of the whole sequence. Returns the weights and experts of each token, both
+    (batch, length, n). A token chosen by fewer than n experts has weight zero in the remaining places."""
     whole = sequence_scores(probabilities.detach(), pieces)
     # Scores of equal tokens differ only in the last bits, which depend on the layout: prefer earlier tokens.
     scores = (whole.view(torch.int32) + (1 << _IGNORED_BITS - 1)) >> _IGNORED_BITS  # in the order of the floats
@@ -207,7 +207,7 @@ def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup |
     taken = torch.zeros_like(whole).scatter_(1, order[:, :capacity], 1.0)
     start = (pieces.rank() if pieces is not None else 0) * probabilities.shape[1]
     masked = probabilities * taken[:, start : start + probabilities.shape[1]]
-    most = max(1, int((masked > 0).sum(-1).amax()))  # synchronises host and device, as the counts do
+    most = max(1, int((masked > 0).sum(-1).amax()))  # synchronises host and device, as the exchange does
     weights, chosen = masked.topk(most, dim=-1)
     return weights, chosen
 
@@ -234,7 +234,8 @@ def sequence_scores(scores: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def sequence_counts(counts: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """Sum the ranks' counts, (batch, n) for their piece of each sequence: over earlier pieces, and over all pieces.
+    """Sum the counts (batch, n) that each rank has for its pieces: over earlier pieces, and over all pieces of a
+    sequence.
 
     earlier, whole = sequence_counts(counts, group)     # collective
 

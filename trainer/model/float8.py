@@ -3,13 +3,13 @@
     check_float8(config.train, device)               # ConfigError, one line, if fp8 is not available
     num_layers = convert_to_float8(model, config.train, tp=plan.tp)
 
-A layer keeps its name and its parameter, in float32 or the dtype that FSDP casts it to; operands are rounded to fp8 for
-each matmul with a newly computed scale (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer state,
-fingerprints and checkpoints are as without it. Embedding, head, norms, routers and experts are not converted. FSDP
-gathers unrounded weights, or already rounded ones (`trainer.parallel.float8_gather`).
+A layer keeps its name and its parameter, in float32 or in the dtype to which FSDP casts it. For each matmul, operands
+are rounded to fp8 with a newly computed scale (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer
+state, fingerprints and checkpoints have the same format as without fp8. Embedding, head, norms, routers and experts are
+not converted. FSDP gathers unrounded weights, or already rounded ones (`trainer.parallel.float8_gather`).
 
-`train.float8_emulated` rounds in the same way and multiplies in float32. It is slower than without fp8 but runs on any
-device, to test the effect of fp8 on the loss.
+`train.float8_emulated` rounds in the same way but multiplies in float32. It is slower than training without fp8, but
+runs on any device, to test the effect of fp8 on the loss.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MULTIPLE = 16
 """Rows and columns of fp8 matrix products must be multiples of this."""
 _LAYERS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
 _CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
-"""Minimum CUDA compute capability with the kernels."""
+"""Minimum CUDA compute capability, by recipe."""
 
 
 def check_float8(config: TrainConfig, device: torch.device) -> None:

@@ -2,9 +2,9 @@
 
     initialise(model, config.model, seed=0)
 
-A parameter is covered by tiles of `TILE_ROWS` x `TILE_COLUMNS` elements, each drawn by a generator seeded with the
-run's seed, the parameter's name and the tile's position. A rank draws the tiles that overlap its part, at most one more
-at each edge. In addition to its shards it needs memory for its part of one parameter.
+A parameter is covered by tiles of `TILE_ROWS` x `TILE_COLUMNS` elements. The generator of each tile is seeded with the
+run's seed, the parameter's name and the tile's position. A rank draws every tile that overlaps its part. In addition to
+its shards it needs memory for its part of one parameter.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
 
 
 def _normal(name: str, region: tuple[slice, ...]) -> Tensor:
-    """Standard normal numbers for a region of a parameter, on the host, from the tiles that cover it."""
+    """Draw standard normal numbers for a region of a parameter, on the host, from the tiles that cover the region."""
     out = torch.empty([part.stop - part.start for part in region])
     *leading, rows, columns = region
     generator = torch.Generator()
@@ -71,6 +71,6 @@ def _tiles(part: slice, size: int) -> range:
 
 
 def _shared(part: slice, start: int, size: int) -> tuple[slice, slice]:
-    """Intersection of a part and a tile of a dimension: its place in the part, and in the tile."""
+    """Intersection of a part and a tile in one dimension, as a slice of the part and as a slice of the tile."""
     first, last = max(part.start, start), min(part.stop, start + size)
     return slice(first - part.start, last - part.start), slice(first - start, last - start)

@@ -3,9 +3,9 @@
     num_parameters(config.model)                    # of the whole model, all stages and shards together
     flops_per_token(config.model, seq_len=256)      # forward and backward; recomputation is not counted
 
-Divided by the device's peak, tokens/s x flops_per_token is the model FLOPs utilisation (MFU) as PaLM defines it
-(Chowdhery et al. 2022, appendix B): 6 per weight that multiplies a token, and 12 x layers x width x sequence for
-attention. Like most published figures it counts the full square of attention, though the causal half is skipped.
+tokens/s x flops_per_token / the device's peak is the model FLOPs utilisation (MFU) as PaLM defines it (Chowdhery et al.
+2022, appendix B): 6 FLOPs per token for each weight that multiplies the token, and 12 x layers x width x sequence for
+attention. As in most published figures, the full square of attention counts, although causal attention skips half.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> int:
 
 
 def _shared_weights(config: ModelConfig) -> int:
-    """Number of weights that multiply each token, except feed-forward layers: attention, head and routers, but not the
+    """Number of weights outside feed-forward layers that multiply each token: attention, head and routers, but not the
     embedding, which is only looked up.
     """
     key_value = 2 * config.kv_heads * (config.dim // config.num_heads)
@@ -42,5 +42,5 @@ def _shared_weights(config: ModelConfig) -> int:
 
 
 def _expert_weights(config: ModelConfig) -> int:
-    """Parameters of one feed-forward layer."""
+    """Number of parameters of one feed-forward layer."""
     return 3 * config.dim * (config.expert_ffn_dim if config.num_experts else config.ffn_dim)

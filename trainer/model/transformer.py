@@ -1,11 +1,11 @@
-"""A decoder-only transformer of the Llama kind: RMSNorm, rotary angles, SwiGLU, grouped-query attention.
+"""A decoder-only transformer like Llama: RMSNorm, rotary embeddings, SwiGLU, grouped-query attention.
 
     model = Transformer(config.model)
     logits = model(tokens)                      # (batch, seq) int64 -> (batch, seq, vocab)
     loss = model(tokens, targets)               # mean cross-entropy in nats per token, computed in chunks
 
-A pipeline stage is the same class with only some of the blocks; blocks keep their number in the whole model, so a
-parameter has one name (`blocks.3.mlp.up.weight`) in every parallel layout.
+A pipeline stage is the same class with only some of the blocks. Blocks keep their number in the whole model, so a
+parameter has the same name (`blocks.3.mlp.up.weight`) in every parallel layout.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from trainer.model.experts import MixtureOfExperts
 __all__ = ["Block", "Transformer", "document_attention", "document_numbers"]
 
 DOCUMENT_ROWS = 512
-"""Number of queries per block of `document_attention`."""
+"""Number of queries in a block of `document_attention`."""
 
 
 def rotary_angles(head_dim: int, seq_len: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each (seq_len, head_dim / 2), float32."""
+    """Cosine and sine of the rotary angles, each (seq_len, head_dim / 2), float32."""
     frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequencies)
     return angles.cos(), angles.sin()
@@ -63,15 +63,16 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
         self.out = nn.Linear(config.num_heads * self.head_dim, config.dim, bias=False)
         self.gather: Callable[[Tensor], Tensor] | None = None
-        """Context parallel: function from keys and values of this rank's shard of the sequence to those of the whole
+        """Context parallelism: maps the keys and values of this rank's shard to the keys and values of the whole
         sequence."""
         self.ring: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-        """Context parallel: function from query, key and value of this shard to attention over the whole sequence."""
+        """Context parallelism: maps query, key and value of this rank's shard to attention over the whole sequence."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """`mask`: (rows, columns), or the number of each token's document, (batch, seq)."""
+        """`mask`: None for causal attention, a mask (1, 1, queries, keys), or the number of each token's document,
+        (batch, seq)."""
         batch, seq, _ = x.shape
-        # -1 heads: under tensor parallel a rank has only its share of them.
+        # -1: under tensor parallelism a rank has only some of the heads.
         query, key, value = (
             part.view(batch, seq, -1, self.head_dim).transpose(1, 2)
             for part in (self.query(x), self.key(x), self.value(x))
@@ -106,7 +107,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer; `recompute`, if set, runs it under activation checkpointing.
+    """One layer. If `recompute` is set, it runs the layer under activation checkpointing.
 
     Checkpointing is in `forward` and not in a wrapper module, so that parameter names do not change, and FSDP's hooks
     on the module do not run again in the recomputation.
@@ -140,7 +141,7 @@ class Transformer(nn.Module):
 
     Input of the first stage: tokens (batch, seq), int64; of the others: hidden states (batch, seq, dim).
     Output of the last stage: logits (batch, seq, vocab); of the others: hidden states.
-    With `separator` a token sees only its own document; the model must then be whole.
+    With `separator` a token attends only to its own document. The model must then not be split into stages.
     """
 
     def __init__(
@@ -158,9 +159,9 @@ class Transformer(nn.Module):
         """True if the blocks go through torch.compile."""
         self.chunks: tuple[int, ...] = (0,)
         self.num_chunks = 1
-        """Context parallel: each sequence is cut into `num_chunks`, of which this rank gets `chunks`."""
+        """Context parallelism: each sequence is cut into `num_chunks` chunks, of which this rank gets `chunks`."""
         self.is_ring = False
-        """Context parallel: True for ring attention, False if keys and values are gathered."""
+        """Context parallelism: True for ring attention, False if keys and values are gathered."""
         self.output_loss = OutputLoss()
         self.embed = nn.Embedding(config.vocab_size, config.dim) if first else None
         numbers = range(config.num_layers) if layers is None else layers
@@ -188,7 +189,7 @@ class Transformer(nn.Module):
         self.sin.copy_(sin)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """See the class. With `targets`, the last stage returns the mean loss instead of the logits."""
+        """Shapes: see the class. With `targets`, the last stage returns the mean loss instead of the logits."""
         mask = document_numbers(x, self.separator) if self.separator is not None else None
         cos, sin = self.cos, self.sin
         if self.num_chunks > 1:
@@ -212,8 +213,8 @@ class Transformer(nn.Module):
         return self.output_loss.compute(x, self.head.weight, targets)
 
     def _chunk_angles(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Rotary angles of this rank's chunks (`length` positions in all) and their mask over the whole sequence,
-        (1, 1, length, seq); None for ring attention, which masks by itself."""
+        """Rotary angles of this rank's chunks (`length` positions in total), and the chunks' attention mask over the
+        whole sequence, (1, 1, length, seq). The mask is None for ring attention, which masks by itself."""
         size = length // len(self.chunks)
         parts = [slice(chunk * size, (chunk + 1) * size) for chunk in self.chunks]
         cos, sin = (torch.cat([angles[part] for part in parts]) for angles in (self.cos, self.sin))
@@ -225,10 +226,10 @@ class Transformer(nn.Module):
 
 @dataclass(slots=True)
 class OutputLoss:
-    """Loss computation of one model part.
+    """Computes the loss of one model part.
 
     The weight is a plain tensor (also if FSDP has gathered it), or a DTensor split by vocabulary over the
-    tensor-parallel ranks. Each of these ranks needs all hidden states: under sequence parallelism it gathers them, and
+    tensor-parallel ranks. Each of these ranks needs all hidden states. Under sequence parallelism it gathers them, and
     backward sums their gradients.
     """
 
@@ -271,7 +272,7 @@ def document_attention(query: Tensor, key: Tensor, value: Tensor, numbers: Tenso
     than `query` (grouped-query attention).
 
     Queries are processed in blocks. Each block attends, under its own mask, to the keys up to its last position, and
-    backward recomputes it if there is more than one block. So only one block's rows exist at a time, and none are kept.
+    backward recomputes it if there is more than one block. So only the rows of one block exist at a time.
     """
     seq = query.shape[2]
     if seq <= DOCUMENT_ROWS:

@@ -1,4 +1,4 @@
-"""Load initial weights from safetensors: a model with Hugging Face's Llama names, or written by `rankscope export`.
+"""Load initial weights from safetensors files with Hugging Face's Llama names, or written by `rankscope export`.
 
     load_weights(model, Path("Llama-3.2-1B"))        # a folder, or one .safetensors file
 
@@ -45,7 +45,7 @@ def check_weights(model: nn.Module, path: Path) -> None:
 
 
 def _found(model: nn.Module, path: Path) -> Iterator[tuple[nn.Parameter, Any]]:
-    """Yield each parameter with the file slice that has its values."""
+    """Yield each parameter with the lazily read slice of a file that has its values."""
     where = _tensors(path)
     opened: dict[Path, Any] = {}
     for name, parameter in model.named_parameters():

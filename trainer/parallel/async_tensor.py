@@ -1,10 +1,11 @@
-"""Async tensor parallelism: torch's compiler splits matmuls and their collectives into pieces that overlap.
+"""Async tensor parallelism: torch's compiler splits matmuls and their collectives into chunks that overlap.
 
     check_async_tp(device, tp_mesh)          # ConfigError if this machine does not support it
     enable_async_tp(tp_mesh)                # before the first compiled step
 
-An all-gather and the matmul that reads it, or a matmul and the reduce-scatter that follows, become one operation, which
-sends one piece over NVLink while it computes another (Wang et al. 2023, ASPLOS). Ranks read each other's memory for it.
+An all-gather and the matmul that consumes it, or a matmul and the reduce-scatter that follows, become one operation. It
+sends one chunk over NVLink while it computes another (Wang et al. 2023, ASPLOS). For this, ranks read each other's
+memory.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@
     errors = compression.squares()     # (sum of squared errors, sum of squares) of the mean gradient, or None
 
 fp16 and bf16 keep no state between steps. PowerSGD (Vogels et al. 2019) does: each rank adds the error of a step to its
-next gradient, and its matrices start from the previous ones. torch keeps both per bucket, but DDP rebuilds its buckets
-after the first step of a process. So they are exposed per parameter here (`tensors`), are part of copies, rollbacks and
-checkpoints like the optimizer's state, and are reassembled for the current buckets. int8 and top-k keep such errors too
-(`ErrorFeedback`).
+next gradient, and the factors of a matrix start from those of the previous step. torch keeps errors and factors per
+bucket, but DDP rebuilds its buckets after the first step of a process. So they are exposed per parameter here
+(`tensors`), are part of copies, rollbacks and checkpoints like the optimizer's state, and are reassembled for the
+current buckets. int8 and top-k also keep errors (`ErrorFeedback`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GradientCompression:
             matrix_approximation_rank=config.powersgd_rank,
             start_powerSGD_iter=config.powersgd_start,
             min_compression_rate=MIN_COMPRESSION,
-            # Columns of zeros would be divided by zero.
+            # Avoids a division by zero for columns of zeros.
             orthogonalization_epsilon=1e-8,
         )
 
@@ -72,7 +72,7 @@ class GradientCompression:
         ddp.register_comm_hook(self, _hook)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Called by DDP's reducer for each bucket that is ready."""
+        """Reduce a bucket. DDP's reducer calls this for each bucket when its gradients are ready."""
         if not self.active:
             return default_hooks.allreduce_hook(self._group, bucket)
         if self.sample:
@@ -111,7 +111,7 @@ class GradientCompression:
         """Return (2,) float64 on the device: the squared error of the mean gradient in the last backward, and its
         squared norm.
 
-        All replicas get the same; None if that backward was not sampled.
+        All replicas get the same numbers. None if `sample` was not set in that backward.
         """
         sampled, self._exact = self._exact, []
         sums = []
@@ -124,8 +124,8 @@ class GradientCompression:
     # State that is kept between steps.
 
     def tensors(self) -> dict[str, Tensor]:
-        """The hook's state by name; tensors are not copied. Errors are specific to this rank, the rest is equal on all
-        replicas.
+        """The hook's state by name; tensors are not copied. Errors are specific to this rank, other tensors are equal
+        on all replicas.
         """
         if self.kind != "powersgd":
             return self._feedback.tensors()
@@ -173,7 +173,7 @@ class GradientCompression:
         power.error_dict[index] = torch.cat(errors)
         names = [self._matrix_name(p) for p, _ in _compressed(parameters, self._rank_of_matrices)]
         power.p_memory_dict.pop(index, None)
-        # torch draws new right factors from it, equally on all replicas, if none were kept.
+        # If no right factors were kept, torch draws new ones from `rng`, the same on all replicas.
         power.rng = np.random.RandomState((self._seed, int(self._count), index))
         if all(name in self._kept for name in names):
             numbers = [self._kept.pop(name) for name in names]
@@ -191,13 +191,13 @@ def _hook(state: GradientCompression, bucket: GradBucket) -> torch.futures.Futur
     return state.reduce(bucket)
 
 
-# DDP checks them and wants types, not strings.
+# DDP checks the annotations, and needs types instead of strings.
 _hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def _matrix(tensor: Tensor, rank: int) -> tuple[int, int, int]:
-    """Return the shape of a parameter as a matrix (rows, columns) for PowerSGD, and its rank; rank 0: it is sent
-    uncompressed."""
+    """Return (rows, columns, rank of the factors) of a parameter as a matrix for PowerSGD. Rank 0: the parameter is
+    sent uncompressed."""
     rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
     rank = min(rows, columns, rank)
     pays = (rows + columns) * rank * MIN_COMPRESSION < rows * columns
@@ -221,16 +221,16 @@ def _left_factors(parameters: list[Tensor], rank: int) -> Tensor:
 
 
 def error_name(rank: int, parameter: str) -> str:
-    """Name of the error of a rank, in copies and checkpoints."""
+    """Name in copies and checkpoints of a rank's error for a parameter."""
     return f"compression.error.{rank}.{parameter}"
 
 
 class ErrorFeedback:
-    """Part of each gradient that compression did not send, by parameter; added to the next gradient.
+    """The part of each gradient that compression did not send, by parameter. It is added to the next gradient.
 
     DDP rebuilds its buckets after the first step of a process, so errors are stored by parameter (`tensors`), under
-    each rank's number, and concatenated for the current buckets. Top-k sends a bucket's largest numbers, so
-    the first step after a restart sends other numbers than the same step of a run that was not interrupted.
+    each rank's number, and concatenated for the current buckets. Top-k sends the largest numbers of a bucket, so the
+    first step after a restart sends different numbers than the same step of an uninterrupted run.
     """
 
     def __init__(self, module: nn.Module, rank: int) -> None:

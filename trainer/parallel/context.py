@@ -1,9 +1,9 @@
 """Context parallelism: each rank of a `cp` group has a shard of every sequence, and attends to all shards.
 
-Everything in a block except attention works token by token, so it needs only the rank's shard, and activations shrink
-by the size of the group. Attention gathers the keys and values of the whole sequence, as Llama 3 was trained (Llama
-Team 2024, section 3.3.2), and masks positions after the rank's own queries; backward reduce-scatters the gradients.
-With grouped-query attention keys and values are a fraction of the activations, so little is sent.
+Everything in a block except attention works token by token. It needs only the rank's shard, so activations shrink by
+the size of the group. Attention gathers the keys and values of the whole sequence, as in the training of Llama 3 (Llama
+Team 2024, section 3.3.2), and masks the positions after each query. Backward reduce-scatters the gradients. With
+grouped-query attention, keys and values are a fraction of the activations, so little is sent.
 
 With `parallel.cp_exchange = "ring"` the shards of keys and values are passed around instead (`trainer.parallel.ring`),
 so that the keys and values on a rank also shrink with the number of ranks. torch's own ring attention
@@ -25,7 +25,7 @@ from trainer.parallel.ring import ring_attention
 
 __all__ = ["apply_context_parallel"]
 
-# torch 2.13 has new names for them.
+# torch 2.13 has new names for these functions.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -49,13 +49,13 @@ def apply_context_parallel(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
 def _gathered(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Gather this rank's (..., seq / cp, head_dim) to (..., seq, head_dim)."""
+    """Gather the shards (..., seq / cp, head_dim) of all ranks as (..., seq, head_dim)."""
     whole: Tensor = _Gather.apply(shard, group)  # type: ignore[no-untyped-call]  # torch: no types
     return whole
 
 
 class _Gather(torch.autograd.Function):
-    """Gather all shards along the second-to-last dimension; the gradient of a shard is the sum over all ranks."""
+    """Gather all shards along the second-to-last dimension. In backward, sum a shard's gradient over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,7 +1,7 @@
 """Replicas with torch's DistributedDataParallel: every rank has all parameters, gradients are averaged in buckets.
 
 ddp = apply_ddp(model, mesh, config, device)
-inputs = watch_buckets(ddp)  # was this rank's gradient finite? `probes.collectives.gradients.reduction_inputs`
+inputs = watch_buckets(ddp)  # says if this rank's gradient was finite (`probes.collectives.gradients.reduction_inputs`)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def apply_ddp(
 ) -> DistributedDataParallel:
     """Wrap `model`, already on `device`; `mesh` is the one-dimensional mesh of the replicas.
 
-    Forward must be called on the wrapper; parameters keep their names in `model`.
+    Call forward on the wrapper. Parameters keep the names that they have in `model`.
     """
     return DistributedDataParallel(
         model,
@@ -50,7 +50,7 @@ def _without_buffer_broadcasts() -> dict[str, Any]:
 
 
 def watch_buckets(ddp: DistributedDataParallel) -> ReductionInputs:
-    """Record one norm of each bucket before it is reduced. This uses the only hook that DDP allows."""
+    """Record the norm of each bucket before it is reduced. DDP allows one communication hook, and this uses it."""
     inputs = ReductionInputs()
     ddp.register_comm_hook((inputs, ddp.process_group), _reduce)
     return inputs

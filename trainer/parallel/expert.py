@@ -1,9 +1,9 @@
-"""Expert parallelism: each rank of a group has some experts of every layer; everything else is on all ranks.
+"""Expert parallelism: each rank of a group has some experts of every layer. All other parameters are on all ranks.
 
-The group spans `ep` and `tp`: each tensor-parallel rank takes one piece of the sequences that the ranks share, and
-sends its tokens to the experts like a rank with other sequences. So no expert's matrices are split, and no token goes
-to an expert twice. With context parallelism a rank sends the tokens of its pieces; ranks with other pieces have copies
-of the experts, whose gradients FSDP reduces.
+The group spans `ep` and `tp`. Tensor-parallel ranks have the same sequences: each takes one piece of them, and sends
+its tokens to the experts like a rank with other sequences. So no expert's matrices are split, and no token goes to an
+expert twice. With context parallelism, a rank sends the tokens of its pieces. Ranks with other pieces have copies of
+the experts, and FSDP reduces the copies' gradients.
 
 The experts' stacked weights are split by expert, as DTensors, so that initial values, norms, checkpoints and
 fingerprints know which part a rank holds. Tokens go to their experts and back by all-to-all
@@ -25,8 +25,8 @@ __all__ = ["apply_expert_parallel"]
 
 
 def apply_expert_parallel(model: Transformer, mesh: DeviceMesh, plan: Plan) -> None:
-    """Divide experts and tokens of `model` as `plan` says, in place and without communication; nothing is done to a
-    model without experts."""
+    """Divide experts and tokens of `model` as `plan` says, in place and without communication. A model without experts
+    is left unchanged."""
     layers = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     if not layers:
         return

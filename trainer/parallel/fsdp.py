@@ -36,7 +36,7 @@ def apply_fsdp(
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype if compute_dtype != torch.float32 else None,
         reduce_dtype=torch.bfloat16 if config.reduce_dtype == "bf16" else torch.float32,
-        # Tokens are integers; the loss is computed from float32 logits.
+        # Token IDs are integers, which are not cast. The loss computes its softmax in float32.
         cast_forward_inputs=True,
         output_dtype=None,
     )
@@ -53,11 +53,11 @@ def apply_fsdp(
                 mp_policy=policy,
                 offload_policy=offload,
                 reshard_after_forward=reshard,
-                # The first dimension is split by expert.
+                # Expert parallelism has already split the first dimension.
                 shard_placement_fn=lambda _: Shard(1),
             )
         fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)
-    # Backward needs the root's parameters first, so torch's default keeps them gathered.
+    # Backward needs the root's parameters first, so they stay gathered after forward, as by torch's default.
     fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=False)
     if config.prefetch_blocks:
         _prefetch(list(model.blocks.values()), config.prefetch_blocks)

@@ -47,8 +47,8 @@ def joined_mesh(mesh: DeviceMesh, *dims: str) -> DeviceMesh | None:
 
 
 def dense_mesh(mesh: DeviceMesh | None, plan: Plan) -> DeviceMesh:
-    """FSDP's mesh of all parameters except experts: (shards), or (dp_replicate, shards) for HSDP. The shards dimension
-    joins `dp_shard`, `ep` and `cp`."""
+    """FSDP's mesh of all parameters except experts: (shards), or (dp_replicate, shards) for HSDP. The dimension
+    `shards` joins `dp_shard`, `ep` and `cp`."""
     return _fsdp_mesh(mesh, plan, "dp_shard", "ep", "cp")
 
 

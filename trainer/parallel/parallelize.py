@@ -48,11 +48,11 @@ class ParallelModel:
     _synchronises: bool = True
 
     def synchronise_gradients(self, wanted: bool) -> None:
-        """Switch the gradient reduction over the data ranks for the next backward; off for all but the last microbatch.
+        """Switch the gradient reduction over the data ranks for the next backward. It is on for the last microbatch.
 
-        DDP's `no_sync` is a context manager around this same attribute, and FSDP2 has a method. FSDP keeps unreduced
-        gradients unsharded in between, which is the price of one reduction instead of many. `reduces_every_microbatch`
-        chooses many reductions; then only HSDP's replicas wait for the last microbatch.
+        DDP has an attribute for this, which its `no_sync` sets, and FSDP2 a method. Between microbatches FSDP keeps
+        unreduced gradients unsharded, which is the price of one reduction instead of many. `reduces_every_microbatch`
+        chooses many reductions; then only the reduction over HSDP's replicas waits for the last microbatch.
         """
         if wanted == self._synchronises:
             return  # FSDP2's methods walk through every module
@@ -65,8 +65,8 @@ class ParallelModel:
             self.module.set_is_last_backward(wanted)
 
     def rescale(self) -> None:
-        """Compute the scales of parameters gathered in fp8; call it before the first forward after the parameters have
-        changed."""
+        """Compute the scales of parameters that are gathered in fp8. Call it after the parameters have changed, before
+        the next forward."""
         if self.float8_gathers is not None:
             self.float8_gathers.rescale()
 
@@ -80,10 +80,10 @@ class ParallelModel:
 def parallelize(
     model: Transformer, config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device
 ) -> ParallelModel:
-    """Shard or replicate `model`, made on the meta device, as `plan` says; then give it memory.
+    """Shard or replicate `model`, which is on the meta device, as `plan` says; then allocate its memory.
 
-    In this order a rank allocates its own shards and never the whole model. The parameters have no values yet:
-    `Training.fill_weights` or a checkpoint gives them.
+    In this order a rank allocates only its own shards, never the whole model. The parameters have no values until
+    `Training.fill_weights` or a checkpoint sets them.
     """
     tp_mesh = submesh(mesh, "tp")
     if tp_mesh is not None:

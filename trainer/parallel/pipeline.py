@@ -44,7 +44,7 @@ _SCHEDULES: dict[str, Any] = {
 
 
 def stage_modules(config: Config, plan: Plan, pp_rank: int) -> list[Transformer]:
-    """The rank's parts of the model, one per stage; the whole model without a pipeline."""
+    """The rank's parts of the model, one per stage; without a pipeline, one part with the whole model."""
     last = plan.stages.count - 1
     separator = config.data.separator if config.data.document_mask else None
     return [
@@ -85,7 +85,7 @@ class Pipeline:
         ]
         count = plan.num_microbatches
         single = config.parallel.schedule in ("gpipe", "1f1b")
-        # The loss already divides by the number of microbatches, so torch must not divide the gradients again.
+        # The loss is already divided by the number of microbatches, so torch must not divide the gradients again.
         self.schedule = _SCHEDULES[config.parallel.schedule](
             self.stages[0] if single else self.stages,
             count,
@@ -110,7 +110,7 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Forward only; returns the same as `run`.
+        """Run forward only; returns the same as `run`.
 
         torch's `schedule.eval` fails if two neighbouring stages share a rank, and exchanges shapes again at every
         change between training and evaluation. Here each rank runs its forward passes by microbatch and then by stage,

@@ -1,21 +1,23 @@
 """Gradient reductions in int8, or of the largest values only, with error feedback.
 
-    mean, error = reduce_int8(corrected, sizes, group)     # the mean as all ranks receive it, and what this rank lost
-    mean, error = reduce_largest(corrected, group, ratio=0.01)     # `sizes` above: those of the bucket's parameters
+    mean, error = reduce_int8(corrected, sizes, group)     # `sizes`: numbers of elements of the bucket's parameters
+    mean, error = reduce_largest(corrected, group, ratio=0.01)
+    # `mean` is the same on all ranks; `error` is what this rank's compression lost
 
-* int8: sums of int8 overflow, so each rank reduces one part of each parameter. Every rank sends every other rank that
-  rank's parts in int8, with a float32 scale per 256 numbers. The receiver sums in float32, rounds the mean in the same
-  way and sends it to all. That is a quarter of the bytes of a float32 all-reduce, for any number of ranks; each
-  parameter is padded to 256 numbers per rank. A rank's error is the rounding error of the numbers that it sends, plus
-  the rounding error of its parts of the mean times the number of ranks (errors are divided by that number later).
-* top-k: every rank sends the fraction `ratio` of the bucket's numbers with the largest magnitude, with their
-  positions; the rest is its error. All ranks sum all lists in rank order. The traffic grows with the number of ranks, 8
-  bytes per number and rank, so a ratio of 1 % pays below a hundred ranks.
+* int8: sums of int8 overflow, so each rank reduces one part of each parameter. Every rank sends each other rank the
+  part that the other rank reduces, in int8 with a float32 scale per 256 numbers. The receiver sums in float32, rounds
+  the mean in the same way and sends it to all. For any number of ranks, this takes a quarter of the bytes of a float32
+  all-reduce; each parameter is padded to 256 numbers per rank. A rank's error is the rounding error of the numbers that
+  it sends, plus the rounding error of its parts of the mean times the number of ranks (errors are divided by that
+  number later).
+* top-k: every rank sends the fraction `ratio` of the bucket's numbers that are largest in magnitude, with their
+  positions. The other numbers are its error. All ranks sum all lists in rank order. The traffic grows with the number
+  of ranks, by 8 bytes per number and rank, so a ratio of 1 % saves bytes only below a hundred ranks.
 
 Both work in place and reuse their temporaries to save memory, because a bucket may be the whole gradient. All ranks get
-the same bytes and process them in the same order, so results are bitwise equal on all ranks and in each run. DDP forms
-other buckets in the first step of a process: int8 does not depend on the buckets, so a restart changes no bit; `topk`
-does, because the largest numbers are chosen per bucket. NaN and Inf arrive as NaN.
+the same bytes and process them in the same order, so results are bitwise equal on all ranks and in each run. In the
+first step of a process, DDP forms other buckets. int8 does not depend on the buckets, so a restart changes no bit.
+`topk` does, because it chooses the largest numbers of each bucket. NaN and Inf arrive as NaN.
 """
 
 from __future__ import annotations
@@ -60,12 +62,12 @@ def reduce_int8(corrected: Tensor, sizes: Sequence[int], group: dist.ProcessGrou
 
 
 def _part(numel: int, size: int) -> int:
-    """Numbers of a parameter that each rank reduces."""
+    """How many numbers of a parameter each rank reduces, rounded up to whole blocks."""
     return -(-numel // (size * BLOCK)) * BLOCK
 
 
 def _rows(flat: Tensor, sizes: Sequence[int], size: int) -> Tensor:
-    """Return (ranks, numbers): the part of every parameter that each rank reduces, filled up with zeros."""
+    """Return (ranks, numbers): in row r the parts of all parameters that rank r reduces, padded with zeros."""
     parts = [_part(numel, size) for numel in sizes]
     rows, at = flat.new_zeros(size, sum(parts)), 0
     for own, part in zip(torch.split(flat, list(sizes)), parts, strict=True):
@@ -84,10 +86,10 @@ def _flatten(rows: Tensor, sizes: Sequence[int], *, into: Tensor) -> Tensor:
 
 
 def _packed(rows: Tensor) -> Tensor:
-    """Return (rows, numbers) float32 -> bytes of each row: its numbers as int8, then its scales."""
+    """Pack (rows, numbers) float32 as bytes. Each row is packed as its numbers in int8, followed by their scales."""
     blocks = rows.view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(-1, keepdim=True) / _LEVELS
-    # A block of zeros would have the scale 0. A NaN stays in the scale, so that it reaches every number of the block.
+    # Avoid a division by 0 for a block of zeros. A NaN stays in the scale, and so reaches every number of the block.
     levels = blocks / scales.where(scales != 0, 1.0)
     levels = levels.round_().nan_to_num_(0.0).clamp_(-_LEVELS, _LEVELS).to(torch.int8)
     return torch.cat((levels.view(len(rows), -1).view(torch.uint8), scales.squeeze(-1).view(torch.uint8)), dim=1)
@@ -102,7 +104,7 @@ def _unpacked(packed: Tensor) -> Tensor:
 
 
 def largest_count(count: int, ratio: float) -> int:
-    """Numbers that a rank sends of a bucket of `count`."""
+    """How many numbers of a bucket of `count` a rank sends."""
     return max(1, round(count * ratio))
 
 

@@ -7,7 +7,7 @@
     norms and residuals            split along the sequence if `sequence_parallel`, else the same on every rank
 
 Experts get the rank's part of the sequence, even if `sequence_parallel` is off. With `loss_parallel` the logits stay
-split by vocabulary, and cross-entropy exchanges one maximum and one sum per token instead of gathering them.
+split by vocabulary: instead of gathering them, cross-entropy exchanges one maximum and one sum per token.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _attention_plan(sequence: bool) -> dict[str, ParallelStyle]:
         plan |= {
             "attention_norm": SequenceParallel(),
             "mlp_norm": SequenceParallel(),
-            # One gather for all layers that read it: three in attention, two in the feed-forward layer.
+            # One gather of the input for all layers that read it: three in attention, two in the feed-forward layer.
             "attention": PrepareModuleInput(
                 input_layouts=(Shard(1), None, None, None), desired_input_layouts=(Replicate(), None, None, None)
             ),
@@ -90,7 +90,7 @@ def _feed_forward_plan(sequence: bool) -> dict[str, ParallelStyle]:
 
 
 def _experts_plan(sequence: bool) -> dict[str, ParallelStyle]:
-    """Plan for a mixture of experts, which gets the rank's part of the sequence as plain tensors."""
+    """Tensor-parallel styles for a mixture of experts, which gets the rank's part of the sequence as plain tensors."""
     own = (Shard(1),)
     if sequence:
         return {"mlp": PrepareModuleInput(input_layouts=own, desired_input_layouts=own, use_local_output=True)}

@@ -1,4 +1,4 @@
-"""Warnings about settings that are known to perform badly; one line each, with the key to change.
+"""Warnings about settings that are known to perform badly. Each is one line with the key to change.
 
 for warning in anti_patterns(expected, hardware): print(warning)
 """
@@ -15,8 +15,9 @@ from trainer.plan.hardware import Hardware
 
 __all__ = ["anti_patterns"]
 
-_MAX_SHARE = 0.2  # of a bubble (1f1b with 4 microbatches per stage, Huang et al. 2019), and of exposed communication
-_MIN_TOKENS = 2048  # per rank and pass: with fewer, the matmuls of a large model do not fill a device
+# Share of the bubble (1f1b with 4 microbatches per stage, Huang et al. 2019), and of exposed communication.
+_MAX_SHARE = 0.2
+_MIN_TOKENS = 2048  # per rank and pass; with fewer tokens, the matmuls of a large model do not fill a device
 
 
 def anti_patterns(expected: Expected, hardware: Hardware) -> list[str]:
@@ -65,7 +66,7 @@ def _communication(expected: Expected, hardware: Hardware) -> Iterator[str]:
     link = hardware.between if worst.crosses_nodes else hardware.inside
     dimension = worst.call.dimension
     advice = "Use a larger batch per rank, HSDP, or fewer ranks."
-    if dimension in ("tp", "cp"):  # calls of every layer, which a larger batch does not hide
+    if dimension in ("tp", "cp"):  # every layer calls these collectives, and a larger batch does not hide them
         size = expected.plan.sizes[dimension]
         advice = f"Lower parallel.{dimension} to {size // 2}{' or 1' if size > 2 else ''}, with more dp_shard instead."
     elif dimension == "pp":

@@ -3,8 +3,9 @@
     found = calibrate(Path("runs/latest"), hardware)
     expected = calibrated(expected, found.factor)           # all times multiplied by the factor
 
-The factor is the measured step time of that run divided by the time that a plan with its settings predicts for the
-hardware. So a short run of a small layout corrects the plan of a large one, assuming that both lose the same share.
+The factor is the measured step time of the run divided by the time that a plan with the run's settings predicts for the
+hardware. So a short run of a small layout corrects the plan of a large layout. This assumes that the prediction is
+wrong by the same factor for both.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ __all__ = ["Calibration", "calibrate", "calibrated", "calibrated_strategies"]
 
 WARM_UP_STEPS = 5
 MAX_STEPS = 50
-"""Number of steps that are read after the warm-up; few, so that they come before any trouble in the run."""
+"""Maximum number of steps that are read after the warm-up. It is low, so that they come before any trouble in the
+run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     run: str
     device: str
-    """Device on which the run trained, as it recorded; empty if unknown."""
+    """Name of the device on which the run trained, as recorded in the run; empty if unknown."""
     num_steps: int
     measured_s: float
-    """Median of the steps."""
+    """Median duration of the steps in seconds."""
     planned_s: float
 
     @property
@@ -86,7 +88,7 @@ def calibrated_strategies(found: Strategies, factor: float) -> Strategies:
 
 
 def _first_steps(store: Any) -> tuple[int, float] | None:
-    """Return (number, median seconds) of the first attempt's steps after its warm-up; None without any."""
+    """Return (number, median seconds) of the first attempt's steps after its warm-up; None if there are none."""
     if not store.has("steps"):
         return None
     ((count, median_ns),) = store.rows(

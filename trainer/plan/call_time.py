@@ -1,11 +1,12 @@
 """Duration of a collective call by NCCL's own model: latency of its hops plus transfer time.
 
-    call_s(call, hardware, bandwidth=450e9, nodes=1)     # of one of `call.calls` calls
+    call_s(call, hardware, bandwidth=450e9, nodes=1)     # seconds of one of the `call.calls` calls
 
-A ring hops from rank to rank, a tree up and down (all_reduce only). Each can use three protocols: LL and LL128, with a
-flag in every word, for small messages, and Simple, in chunks and slower per hop, for large ones. The fastest
-combination is taken, as in NCCL. Figures: `src/graph/tuning.cc` of NCCL 2.11, where it chooses between them (`baseLat`,
-`hwLat`, and the shares of the bandwidth in `ncclTopoTuneModel`).
+In the ring algorithm data hop from rank to rank, in the tree algorithm up and down a tree (all_reduce only). Each can
+use three protocols. LL and LL128 have a flag in every word and are for small messages. Simple sends chunks, is slower
+per hop, and is for large messages. The fastest combination is taken, as in NCCL. Source of the figures: the code with
+which NCCL 2.11 chooses, `src/graph/tuning.cc` (`baseLat`, `hwLat`, and the shares of the bandwidth in
+`ncclTopoTuneModel`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _US = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Protocol:
-    """Latencies in microseconds: of a call, and of a hop over NVLink, over PCIe, and between nodes. `bandwidth_ratio`:
-    share of the link's bandwidth."""
+    """Latencies in microseconds of a call (`base`) and of a hop over NVLink, over PCIe and between nodes.
+    `bandwidth_ratio`: share of the link's bandwidth that the protocol reaches."""
 
     base: float
     nvlink: float
@@ -68,7 +69,8 @@ def call_s(call: CollectiveCall, hardware: Hardware, *, bandwidth: float, nodes:
 
 
 def _ring_hops(call: CollectiveCall, nodes: int) -> tuple[int, int]:
-    """Number of sequential hops within and between nodes. Pairs send at the same time."""
+    """Number of sequential hops (within nodes, between nodes) in a ring. A send or all_to_all has one hop, because all
+    pairs send at the same time."""
     if call.op in _PAIRWISE:
         return (0, 1) if nodes > 1 else (1, 0)
     rounds = 2 if call.op == "all_reduce" else 1

@@ -4,9 +4,9 @@
     expected.memory.peak, expected.fits
     expected.step_s, expected.communication_share, expected.bubble_share, expected.tokens_per_s
 
-The time model is simple on purpose, with explicit assumptions: matrix products run at `EFFICIENCY` of the peak, rings
-at `LINK_EFFICIENCY` of the slowest link with a latency per hop (`call_time`), and communication is hidden only by work
-that it can overlap with. The model ranks layouts and finds disproportionate costs; it is not an accurate forecast.
+The time model is simple on purpose, with explicit assumptions. Matrix products run at `EFFICIENCY` of the peak. Rings
+run at `LINK_EFFICIENCY` of the slowest link, with a latency per hop (`call_time`). Communication is hidden only by work
+with which it can overlap. The model can rank layouts and find disproportionate costs. It is not an accurate forecast.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ __all__ = ["EFFICIENCY", "HEADROOM", "Expected", "GroupTime", "expect"]
 STORE_BYTES = {"steps": 150.0, "spans": 26.0, "collectives": 30.0, "gradients": 24.0, "nccl_calls": 60.0}
 """Estimated bytes per row in the store, by table."""
 SPANS_A_STEP = 6
-"""Spans of a step with one microbatch: data, forward, backward, optimizer and pieces of them."""
+"""Number of spans in a step with one microbatch: data, forward, backward, optimizer and their parts."""
 SPANS_A_MICROBATCH = 2
 SMALL_CALLS = 3
-"""Number of calls per step (loss, norm and verdict) that the traffic of a plan leaves out."""
+"""Number of small collectives per step (loss, norm and verdict) that `rank_traffic` leaves out."""
 TENSORS_A_LAYER = 9
 HOUR_S = 3600.0
 
 EFFICIENCY = 0.5
-"""Share of peak reached by matrix products of usual size: well-tuned trainings reach 0.4 to 0.55 MFU."""
+"""Share of peak that matrix products of usual size reach. Well-tuned trainings reach an MFU of 0.4 to 0.55."""
 MUON_ITERATIONS = 5
 """Newton-Schulz iterations of an update, as in `trainer.training.muon`."""
 HEADROOM = 0.92
-"""Usable share of the device's memory; the rest is for fragmentation and other users."""
+"""Usable share of the device's memory. The rest is left for fragmentation and other processes."""
 _WAITED_FOR = ("ep", "ep+tp", "cp", "cp+tp", "tp", "pp")
 """Mesh dimensions whose collectives run within each microbatch."""
 _FLOAT8_BYTES = 1
@@ -76,13 +76,14 @@ class Expected:
     """Compute time of the busiest rank, including recomputation and Muon's matmuls."""
     groups: tuple[GroupTime, ...]
     bubble_share: float
-    """Idle share of the pipeline's time; for zero-bubble schedules half of 1f1b's share, their upper bound."""
+    """Idle share of the pipeline's time. For zero-bubble schedules an upper bound: half of the share with 1f1b."""
     step_s: float
     tokens_per_s: float
     mfu: float
-    """Relative to the peak of the training precision even with fp8 matmuls, as in measured runs."""
+    """Model FLOPs utilisation, relative to the peak of the training precision even with fp8 matmuls, as in measured
+    runs."""
     flops_per_memory_byte: float
-    """Arithmetic intensity of the matrix products: operations for each byte that they move."""
+    """Arithmetic intensity of the matrix products: operations per byte that they move."""
     ridge_flops_per_byte: float
     """Below this intensity the device's memory is the limit, not its arithmetic."""
     records: RecordVolume
@@ -116,7 +117,7 @@ def expect(config: Config, plan: Plan, hardware: Hardware) -> Expected:
     timed = [_group_times(config, plan, rank, hardware, compute_s) for rank in range(plan.pp)]
     groups = max(timed, key=lambda found: sum(group.seconds for group in found))
     bubble = _bubble(plan)
-    # The pipeline's time includes waits of microbatches; data-parallel traffic comes before and after it.
+    # Time that microbatches wait for collectives is part of the pipeline's time. Data-parallel traffic is not.
     inside = sum(group.exposed_s for group in groups if group.call.dimension in _WAITED_FOR)
     update_s = _update_flops(config, plan) / (hardware.flops_per_s.get("bf16", peak) * EFFICIENCY)
     step_s = (compute_s + inside) / (1 - bubble) + sum(group.exposed_s for group in groups) - inside + update_s
@@ -147,16 +148,16 @@ def _fits_host(memory: RankMemory, plan: Plan, hardware: Hardware) -> bool:
 
 
 def _token_s(flops: int, peak: float, float8: Float8Products | None) -> float:
-    """Seconds of one device for a token's operations; fp8 operations are assumed to reach the same share of the fp8
-    peak."""
+    """Seconds that one device takes for a token's operations. fp8 operations are assumed to reach `EFFICIENCY` of the
+    fp8 peak."""
     float8_flops = 0.0 if float8 is None else float8.flops_per_token
     float8_s = 0.0 if float8 is None else float8_flops / float8.flops_per_s
     return ((flops - float8_flops) / peak + float8_s) / EFFICIENCY
 
 
 def _update_flops(config: Config, plan: Plan) -> int:
-    """Operations of Muon on the busiest rank. Each iteration multiplies with the matrix twice, and two squares of its
-    short side once; all ranks that share a matrix compute the whole update."""
+    """Operations of Muon on the busiest rank. Each iteration has two products with the whole matrix, and squares one
+    matrix with the size of its shorter side. All ranks that share a matrix compute the whole update."""
     if config.optim.name != "muon":
         return 0
     units = [rank_units(config, plan, rank) for rank in range(plan.pp)]
@@ -165,13 +166,13 @@ def _update_flops(config: Config, plan: Plan) -> int:
 
 
 def _imbalance(plan: Plan) -> float:
-    """Layers of the busiest pipeline rank / mean over the ranks."""
+    """Number of layers of the busiest pipeline rank, divided by the mean over the ranks."""
     layers = [sum(len(plan.stages.layers[stage]) for stage in stages) for stages in plan.stages.of_rank]
     return max(layers) * len(layers) / sum(layers)
 
 
 def _recomputed_share(config: Config) -> float:
-    """Share of forward that is recomputed; 5 % for `selective`, which repeats no matrix products."""
+    """Share of the forward pass that is recomputed; 5 % for `selective`, which repeats no matrix products."""
     kind = config.train.activation_checkpointing
     return {"none": 0.0, "full": 1.0, "every_n": 1 / config.train.checkpoint_every_n, "selective": 0.05}[kind]
 
@@ -189,14 +190,14 @@ def _bubble(plan: Plan) -> float:
 
 
 def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, compute_s: float) -> list[GroupTime]:
-    """Time of each call. Calls are hidden, in list order, by the remaining compute time."""
+    """Time of each kind of call. In list order, each kind is hidden by the compute time that earlier kinds left."""
     room = {"backward": compute_s * (1 - _FORWARD_SHARE), "compute": compute_s * _FORWARD_SHARE}
     found = []
     for call in rank_traffic(config, plan, pp_rank=pp_rank):
         seconds, crosses_nodes = _seconds(call, plan, pp_rank, hardware)
         exposed = seconds
-        # Gathers overlap forward and backward, reductions only backward. The first gather and the last bucket overlap
-        # nothing.
+        # Gathers can overlap forward and backward, reductions only backward. The first gather and the last bucket
+        # cannot overlap anything.
         kinds = {"backward": ("backward",), "compute": ("compute", "backward"), "": ()}[call.overlaps]
         for kind in kinds:
             hidden = min(room[kind], exposed * (1 - 1 / max(1, call.calls)))
@@ -207,7 +208,7 @@ def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, c
 
 
 def _seconds(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware) -> tuple[float, bool]:
-    """Time of a rank's calls in a step if nothing overlaps them, and True if they leave the node."""
+    """Seconds of a rank's calls in a step if nothing overlaps them, and True if the calls cross nodes."""
     if call.dimension == "host":
         return call.calls * call_s(call, hardware, bandwidth=hardware.host_bytes_per_s, nodes=1), False
     if call.dimension != "pp":
@@ -241,9 +242,9 @@ def _stride(plan: Plan, dimension: str) -> int:
 
 
 def _intensity(config: Config, plan: Plan, float8: Float8Products | None) -> float:
-    """Operations per byte of the feed-forward's matmul, the largest of a block: 2 m n k operations for
-    (m k + k n + m n) numbers moved. In fp8 both operands take a byte per number. An expert's m is the number of rows
-    that all ranks sharing the experts send to it, if all experts are used equally."""
+    """Operations per byte of the feed-forward layer's matmul, the largest of a block: 2 m n k operations for
+    (m k + k n + m n) numbers moved. In fp8 both operands take one byte per number. For an expert, m is the number of
+    rows that it gets from all ranks that share the experts, if all experts are used equally."""
     model, rows = config.model, plan.micro_batch_size * config.data.seq_len / plan.cp
     width, hidden = model.dim, model.ffn_dim / plan.tp
     if model.num_experts:
@@ -258,20 +259,20 @@ def _intensity(config: Config, plan: Plan, float8: Float8Products | None) -> flo
 class RecordVolume:
     """Bytes of records per rank and step.
 
-    Records on tapes have fixed sizes (`probes.tape.format.writer`). The bytes of a row in DuckDB are rough estimates
-    and not measured: they depend on the values and on how full its blocks are.
+    Records on tapes have fixed sizes (`probes.tape.format.writer`). The bytes of a row in DuckDB are rough estimates:
+    they depend on the values and on how full DuckDB's blocks are.
     """
 
     tape_bytes: float
     store_bytes: float
 
     def per_hour(self, step_s: float, *, on_tapes: bool = True) -> float:
-        """Bytes per rank and hour; without tapes, the bytes that remain if ingested tapes are retired."""
+        """Bytes per rank and hour. Without `on_tapes`, only the bytes that remain if ingested tapes are deleted."""
         return (self.store_bytes + (self.tape_bytes if on_tapes else 0.0)) * HOUR_S / step_s
 
 
 def expected_records(config: Config, plan: Plan, *, calls_per_step: int) -> RecordVolume:
-    """Estimate for a configuration. NCCL's plugin records the calls, and the store has them twice."""
+    """Estimate the records of a configuration. Collectives that NCCL's plugin records are in the store twice."""
     probes = config.probes
     if not probes.enabled:
         return RecordVolume(tape_bytes=0.0, store_bytes=0.0)

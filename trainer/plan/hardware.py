@@ -38,7 +38,7 @@ class Hardware:
     """Dense peak of matrix products in FLOP/s by precision (float32, bf16, fp16), and for devices with fp8 by the
     supported values of `train.float8`.
 
-    fp8 peaks are with sums in float32. B200: half of the 9 PFLOP/s with sparsity in the Blackwell brief (2024). H100
+    fp8 peaks are for sums in float32. B200: half of the 9 PFLOP/s with sparsity in the Blackwell brief (2024). H100
     and H200 SXM: half of the 3,958 TFLOP/s with sparsity in their data sheets. RTX 4090: "FP8 with FP32 accumulate" in
     the Ada whitepaper.
     """
@@ -52,7 +52,7 @@ class Hardware:
     between_bytes_per_s: float
     """Bandwidth per device: a shared adapter is divided among its devices, since all of them send at the same time."""
     host_memory_bytes: int | None = None
-    """Host memory of a node; None: not known."""
+    """Host memory of a node; None if unknown."""
     watts: float
     """Largest power limit of a device."""
 
@@ -61,7 +61,7 @@ class Hardware:
         return size > 1 and stride * size > self.gpus_per_node
 
     def num_nodes(self, *, stride: int, size: int) -> int:
-        """Nodes on which such a group has members."""
+        """Number of nodes on which a group of `size` ranks, `stride` apart, has members."""
         if not self.spans_nodes(stride=stride, size=size):
             return 1
         return math.ceil(size / max(1, self.gpus_per_node // stride))
@@ -69,7 +69,8 @@ class Hardware:
     def bandwidth(self, *, stride: int, size: int) -> float:
         """Bytes/s available to a ring over the group.
 
-        A group with several members in a node uses the network adapters (or shares of one) of all of them.
+        A group with several members in a node uses the network adapters of all of these members, or their shares of an
+        adapter.
         """
         if not self.spans_nodes(stride=stride, size=size):
             return self.inside_bytes_per_s
@@ -90,7 +91,8 @@ class Hardware:
         return any(a // self.gpus_per_node != b // self.gpus_per_node for a, b in zip(first, second, strict=True))
 
     def send_bandwidth(self, first: Sequence[int], second: Sequence[int]) -> float:
-        """Bytes/s of a rank that sends to its peer in another group, while all other ranks of its group do the same."""
+        """Bytes/s at which a rank of `first` sends to its peer in `second` while all other ranks of `first` do the
+        same."""
         crosses = self.crosses_nodes(first, second)
         return min(self.inside_bytes_per_s, self.between_bytes_per_s) if crosses else self.inside_bytes_per_s
 

@@ -19,8 +19,8 @@ __all__ = ["planned"]
 
 
 def planned(config: Config, plan: Plan, *, rank: int, device: Device, device_name: str = "") -> dict[str, Any]:
-    """One rank's memory, and its bytes per step by operation; for a known device also the step time and its share of
-    exposed communication."""
+    """One rank's expected memory and bytes per step by operation. For a known device also the expected step time, and
+    the share of exposed communication in it."""
     pp_rank = plan.coordinates(rank)["pp"]
     num_bytes: dict[str, int] = {}
     for call in rank_traffic(config, plan, pp_rank=pp_rank):

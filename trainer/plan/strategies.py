@@ -4,10 +4,11 @@
     found.simplest          # Strategy, or None: nothing fits
     found.tried             # all of them, in the order of their complexity
 
-Simple before fast: each rung of the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallelism within a
-node, a pipeline, all three; experts and long sequences over ranks; finally the host's memory) costs communication,
-bubbles or host time, and is taken only if the previous one does not fit. The configuration's own layout comes last. The
-fastest fitting layout is also reported; it may be the same layout with fp8 matmuls, as its `name` then says.
+Simple before fast: the candidates are DDP, ZeRO-1, ZeRO-2, FSDP, HSDP, recomputation, expert parallelism, tensor
+parallelism within a node, context parallelism for long sequences, pipelines (also with tensor parallelism), and finally
+state in the host's memory. Each of them costs communication, bubbles or host time, and is chosen only if the previous
+ones do not fit. The configuration's own layout comes last. The fastest fitting layout is also reported. It may be the
+same layout with fp8 matmuls; its `name` then says so.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def strategies(config: Config, hardware: Hardware, num_gpus: int) -> Strategies:
     found = Strategies(tried=tuple(tried), impossible=())
     if (chosen := found.fastest or found.simplest) and (faster := _in_float8(config, hardware, chosen)):
         one = attempt(*faster)
-        # Its time does not contain scaling and rounding, so a smaller gain is none.
+        # The estimate leaves out the time for scaling and rounding, which would use up a smaller gain.
         if one and one.expected.step_s * _MIN_SPEEDUP < chosen.expected.step_s:
             tried.append(one)
     return Strategies(
@@ -107,7 +108,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     model = config.model
     sizes = [size for size in (2, 4, 8) if size <= node and num_gpus % size == 0]
 
-    # Options of the configuration that only one layout accepts: turned off in the others, which refuse them.
+    # Options that only some layouts accept are reset to their defaults in the others, which would refuse them.
     own, default = config.parallel, type(config.parallel)()
     optional = {"ep": 1, "cp": 1, "zero1": "false", "cpu_offload": "none", "gradient_compression": "none",
                 "reduce_every_microbatch": "false", "stages_per_rank": 0, "stage_costs": [],
@@ -143,7 +144,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     yield "FSDP + recompute", mesh(1, -1, recompute="full")
     micro = 1
     yield "FSDP + recompute, one sequence a pass", mesh(1, -1, recompute="full")
-    if accumulates:  # without whole gradients between passes all activations may fit
+    if accumulates:  # without whole gradients between passes, all activations may fit
         yield "FSDP, each sequence reduced", mesh(1, -1, **each)
         yield "FSDP + recompute, each sequence reduced", mesh(1, -1, recompute="full", **each)
     yield from _smaller_state(config, "FSDP + recompute", mesh(1, -1, recompute="full", **each))
@@ -171,7 +172,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
 
 
 def _smaller_state(config: Config, name: str, options: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the layout with an 8-bit optimizer, which changes results slightly."""
+    """Yield the layout with an 8-bit optimizer, which changes the results of training slightly."""
     if config.optim.name == "adamw":
         yield f"{name}, 8-bit AdamW", [*options, "optim.name=adamw8bit"]
 

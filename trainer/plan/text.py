@@ -1,4 +1,4 @@
-"""Print a plan: needs, a picture of the memory, traffic, time, warnings, the ladder of layouts.
+"""Print a plan: needs, a bar of the memory, traffic, time, warnings, the candidate layouts.
 
 render(expected, hardware, warnings, found, console)
 """
@@ -35,7 +35,7 @@ def render(
     *,
     is_assumed: bool = False,
 ) -> None:
-    """Print everything; `found` None leaves the ladder out. `is_assumed`: no device was named."""
+    """Print everything. `found`: candidate layouts; None leaves them out. `is_assumed`: the user named no device."""
     plan, config = expected.plan, expected.config
     count = expected.num_parameters
     console.print(
@@ -128,7 +128,7 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
 
 
 def _peak(expected: Expected, hardware: Hardware) -> str:
-    """Text with the peak that MFU is relative to: that of the training precision, even with fp8 products."""
+    """Text with the peak to which MFU is relative: the peak of the training precision, even with fp8 products."""
     precision = expected.config.train.precision
     return f"the {precision} peak ({amount(hardware.peak(precision))}FLOP/s)"
 
@@ -191,7 +191,7 @@ def _table(titles: Sequence[str], *, left: Sequence[str], no_wrap: Sequence[str]
 
 
 def _options(title: str, strategy: Strategy, width: int) -> list[str]:
-    """Options to copy into a command: on one line, or one per continued line if they are too wide."""
+    """Options to copy into a command: on one line, or if they are too wide, one per line with a backslash."""
     options = [f"--set {override}" for override in strategy.overrides] or [strategy.name]
     if len(whole := " ".join([title, *options])) <= width:
         return ["", whole]

@@ -4,9 +4,9 @@
         call.dimension, call.op, call.calls, call.num_bytes      # a step; bytes as the probes record them
         call.bus_bytes                                           # what a ring sends over each link
 
-Recorded bytes are a rank's input: for an all_gather its own part, for a reduce_scatter and an all_reduce the whole.
-Calls of a few bytes (loss, norm, verdicts) are left out: they cost latency, not bandwidth. Expert traffic is what a
-rank sends and receives if all experts are used equally.
+The recorded bytes are a rank's input: its own part for an all_gather, the whole tensor for a reduce_scatter and an
+all_reduce. Calls of a few bytes (loss, norm, verdicts) are left out, because they cost latency, not bandwidth. Expert
+traffic is what a rank sends and receives if all experts are used equally.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CollectiveCall:
     num_bytes: int
     """Bytes of all calls of a step, as recorded."""
     overlaps: str = ""
-    """Phase that can hide it: backward | compute (forward and backward); empty if a rank always waits for it."""
+    """Phase that can hide the call: backward | compute (forward and backward); empty if a rank always waits for it."""
 
     @property
     def bus_bytes(self) -> float:
@@ -98,7 +98,7 @@ def _data_parallel(config: Config, plan: Plan, units: list[Unit]) -> list[Collec
 
 
 def _muon(config: Config, units: list[Unit]) -> list[CollectiveCall]:
-    """Muon's gathers: the update of each sharded matrix, whole and in float32."""
+    """Gathers of Muon's updates: one whole matrix in float32 for each sharded matrix."""
     if config.optim.name != "muon":
         return []
     (dimension, shards, tp), *others = {(unit.dimension, unit.shards, unit.tp) for unit in units}
@@ -144,8 +144,8 @@ def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveC
 
 
 def _with_error_feedback(config: Config, size: int, buckets: int, sizes: list[int]) -> list[CollectiveCall]:
-    """Compressed gradients: in int8, each parameter by parts and then gathered, or the largest numbers of each
-    replica (`trainer.parallel.sparse_hooks`)."""
+    """Exchanges of compressed gradients: with int8 an all-to-all of parts and a gather of means, with top-k a gather of
+    each replica's largest numbers (`trainer.parallel.sparse_hooks`)."""
     if config.parallel.gradient_compression == "topk":
         sent = 2 * FLOAT32_BYTES * round(sum(sizes) * config.parallel.topk_ratio)
         exchanges = [("all_gather", "largest gradients", sent)]
@@ -164,7 +164,7 @@ def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> li
     """FSDP's gathers and reductions over one mesh dimension, and copies to and from the host."""
     shards, low = units[0].shards, compute_bytes(config)
     keeps = plan.pp > 1 or not config.parallel.reshard_after_forward
-    # The root stays gathered between forward and backward; a pipeline's parameters also between microbatches.
+    # The root stays gathered between forward and backward. In a pipeline all units do, also between microbatches.
     passes = 1 if plan.pp > 1 else plan.num_microbatches
     gathers = [passes if keeps or unit.layer is None else 2 * passes for unit in units]
     calls = []
@@ -207,14 +207,14 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collectiv
     experts = bool(config.model.num_experts)
     if config.parallel.sequence_parallel:
         # Attention and feed-forward each gather and scatter once, and backward does the reverse of both. Experts use
-        # the rank's part without a gather, and recomputation repeats attention's gather and scatter.
+        # the rank's part without a gather, so for them recomputation repeats only attention's gather and scatter.
         gathers, scatters = 4 * layers + 2 * recomputed + ends, 4 * layers + recomputed + ends
         if experts:
             gathers, scatters = 2 * layers + recomputed + ends, 2 * layers + recomputed + ends
         reduces = 0
     else:
-        # Backward sums the input's gradient for each of the five matrices that are split by columns, none of which is
-        # in an expert. The experts' output is gathered from the ranks' parts, and so is their input's gradient.
+        # Backward sums the input's gradient for each of the five matrices that are split by columns. Experts have none
+        # of these; their output, and the gradient of their input, is gathered from the ranks' parts.
         reduces = (4 if experts else 7) * layers + recomputed + ends
         gathers, scatters = 2 * layers if experts else 0, 0
     return [
@@ -229,8 +229,8 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collectiv
 
 
 def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
-    """Keys and values of the whole sequence in each layer, and their gradients, either gathered or passed from rank to
-    rank."""
+    """Traffic of keys and values of the whole sequence in each layer, and of their gradients. They are gathered, or
+    passed from rank to rank in a ring."""
     if plan.cp == 1:
         return []
     model = config.model
@@ -241,8 +241,8 @@ def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collecti
     numel = plan.local_batch_size * config.data.seq_len * width
     whole = numel * compute_bytes(config)
     if config.parallel.cp_exchange == "ring":
-        # All pieces are passed around in forward and in backward, where float32 gradients travel with them, back to
-        # their rank.
+        # All pieces are passed around in forward and in backward. In backward, their float32 gradients are passed on
+        # with them, and in the end return to the rank of the piece.
         passes, steps = (gathers + layers) * (plan.cp - 1), layers * plan.cp
         return [
             CollectiveCall(dimension="cp", op="send", what="keys and values", size=plan.cp, calls=passes * count,
@@ -259,8 +259,8 @@ def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collecti
 
 
 def _expert_parallel(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
-    """Tokens to their experts and back, in forward and in backward; if ranks have pieces of sequences, also the
-    experts' counts per piece."""
+    """Traffic of tokens to their experts and back, in forward and in backward. If ranks have pieces of sequences, also
+    of the experts' counts per piece."""
     model = config.model
     if not model.num_experts:
         return []

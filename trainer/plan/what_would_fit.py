@@ -1,4 +1,4 @@
-"""Suggest changes where no layout fits: more devices, the host's memory, larger devices, 4-bit weights.
+"""Suggest changes if no layout fits: more devices, the host's memory, larger devices, 4-bit weights.
 
     for line in what_would_fit(config, hardware, num_gpus=8): print(line)
 
@@ -76,7 +76,7 @@ def _four_bits(config: Config, hardware: Hardware) -> Iterator[str]:
 
 
 def _tightest(config: Config, hardware: Hardware, num_gpus: int, *more: str) -> Expected | None:
-    """The data-parallel layout that needs the least memory; None if the configuration has no such layout."""
+    """The data-parallel layout that needs the least memory; None if no data-parallel layout is possible."""
     batch = num_gpus * math.ceil(config.train.global_batch_size / num_gpus)
     options = [*_TIGHTEST, f"train.global_batch_size={batch}"]
     by_fsdp = num_gpus > 1 or "parallel.cpu_offload=all" in more

@@ -1,8 +1,8 @@
-"""Versions and hardware of a rank that should be the same on all ranks; its settings: `probes.tape.run_facts`.
+"""Versions and hardware of a rank, which should be the same on all ranks. Its settings are in `probes.tape.run_facts`.
 
     facts(torch.device("cpu"))["torch"]     # "2.13.0+cpu"
 
-A fact that cannot be read is left out, so that it differs between a node that has it and one that lacks it.
+A fact that cannot be read is left out, so a node that lacks it differs from a node that has it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def device_model(device: torch.device) -> str:
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(names, "") or "cpu"  # ARM's file has no such line
+        return next(names, "") or "cpu"  # on ARM, the file has no such line
     return "cpu"
 
 
 def node_key() -> str:
-    """Identity of this node: host name, kernel and network. Two containers of one machine are two nodes."""
+    """Identity of this node: host name, kernel and network. Two containers on one machine count as two nodes."""
     network = ""
     with contextlib.suppress(OSError):
         network = os.readlink("/proc/self/ns/net")
@@ -62,7 +62,7 @@ def node_key() -> str:
 
 
 def boot_id() -> str:
-    """Identity of the running kernel; processes with equal identities share processor cores."""
+    """Identity of the running kernel. Ranks with the same identity share processor cores."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return platform.node()
@@ -78,7 +78,7 @@ def _ports() -> Iterator[str]:
 
 
 def _mtu() -> str:
-    """Largest packet of each interface that is up, without the loopback and those of containers."""
+    """MTU of each network interface that is up, without the loopback and interfaces of containers."""
     found = []
     for folder in sorted(Path("/sys/class/net").glob("*")):
         with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from trainer.torch_compat import HashStore, PrefixStore, Store, TCPStore
 __all__ = ["JoinError", "Place", "first_host", "is_launched", "join"]
 
 FIRST_PORT, NUM_PORTS = 29_600, 400
-"""Range of ports for srun, chosen by job ID."""
+"""Range of ports for srun. A job's port is chosen by its ID."""
 
 
 class JoinError(RuntimeError):
@@ -32,7 +32,7 @@ class JoinError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """This rank among the others, and the store that they share."""
+    """This rank's place among all ranks, and the store that they share."""
 
     rank: int
     local_rank: int

@@ -1,9 +1,9 @@
-"""Start the ranks of a preflight if no launcher has: on this machine, or on this node of a run that is about to start.
+"""Start the ranks of a preflight if no launcher has started them: on this machine, or on this node of a coming run.
 
     code = launch_preflight(["--strict"], nproc=8)
     code = launch_preflight([], nproc=8, nnodes="4", node_rank=1, endpoint="gpu-01:29500")
 
-torch's launcher has one exit code for all failures, so the ranks write theirs to a file.
+torch's launcher has one exit code for all failures, so the ranks write their exit code to a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.preflight.verdict.report import EXIT_INCOMPLETE
 __all__ = ["CODE_FILE", "launch_preflight", "usual_ranks"]
 
 CODE_FILE = "RANKSCOPE_PREFLIGHT_CODE_FILE"
-"""Variable with the file that gets the exit code of the ranks that `launch_preflight` started."""
+"""Environment variable with the path of the file to which ranks started by `launch_preflight` write the exit code."""
 
 END_S = 10.0
 """Seconds that the launcher has to end its ranks after a signal."""
@@ -69,8 +69,8 @@ def launch_preflight(
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Exit code of the launcher. A signal that reaches only this process shuts the launcher down, which ends its
-    ranks."""
+    """Run the launcher; returns its exit code. After a signal that reaches only this process, the launcher is shut
+    down, and ends its ranks."""
     with subprocess.Popen(command, env=environment) as launcher:
         try:
             return launcher.wait()

@@ -1,4 +1,4 @@
-"""Assign ranks to nodes, turns and rounds, from what each rank reports of itself.
+"""Assign ranks to nodes, turns and rounds, from what each rank reports about itself.
 
 layout = Layout.of({0: Hello(...), 1: Hello(...)}, world_size=2)
 layout.node_of[1]             # "gpu-02"
@@ -36,11 +36,11 @@ class Layout:
     node_of: Mapping[int, str]
     boot_of: Mapping[int, str]
     is_gpu: bool
-    """Each rank has a separate GPU."""
+    """True if each rank has a separate GPU."""
 
     @classmethod
     def of(cls, hellos: Mapping[int, Hello], world_size: int) -> Self:
-        """Make the layout. Nodes are named by their host; nodes with the same host name get a number."""
+        """Make the layout. A node is named after its host; several nodes with the same host name get a number."""
         keys = list(dict.fromkeys(hello.node_key for _, hello in sorted(hellos.items())))
         host_of = {hello.node_key: hello.host for hello in hellos.values()}
         names = {}
@@ -70,12 +70,13 @@ class Layout:
         return [ranks[0] for ranks in self.nodes().values()]
 
     def measures_speed(self, rank: int) -> bool:
-        """True if this rank measures a device: each rank its GPU; without GPUs, the first rank of a node all its
-        cores."""
+        """True if this rank measures a device. Each rank measures its GPU. Without GPUs, the first rank of a node
+        measures all cores of the node."""
         return self.is_gpu or rank in self.leaders()
 
     def turn_before(self, rank: int) -> int | None:
-        """The previous rank among those that share processor cores; None for the first, and with GPUs."""
+        """The rank that measures before this one, if several share processor cores; None for the first, and with
+        GPUs."""
         if self.is_gpu:
             return None
         sharing = [other for other in self.leaders() if self.boot_of[other] == self.boot_of[rank]]
@@ -83,9 +84,9 @@ class Layout:
         return sharing[index - 1] if index else None
 
     def rounds(self) -> list[list[Pair]]:
-        """Rounds of pairs of ranks on different nodes; with a single node, within it.
+        """Rounds of pairs of ranks on different nodes; with a single node, of pairs within the node.
 
-        If each rank has a separate GPU, and perhaps network card, all ranks of two nodes measure simultaneously.
+        If each rank has a separate GPU, and perhaps network card, all ranks of a pair of nodes measure simultaneously.
         """
         nodes = [*self.nodes().values()]
         if len(nodes) == 1:
@@ -104,6 +105,6 @@ class Layout:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of the JSON form, in which keys are texts."""
+        """Inverse of `to_json`, after a JSON round trip has turned the keys into strings."""
         ranks = {name: {int(rank): text for rank, text in values[name].items()} for name in ("node_of", "boot_of")}
         return cls(**{**values, **ranks})

@@ -25,14 +25,14 @@ FIRST_BYTES = 1 << 20
 GROWTH = 4
 MOST_BYTES = {"cuda": 1 << 28, "cpu": 1 << 26}
 ENOUGH_S = 0.02
-"""A transfer that takes this long is not enlarged further, because latency is a small part of it."""
+"""Messages are enlarged until a transfer takes this long, because latency is then a small part of the time."""
 NUM_TRANSFERS = 2
 NUM_CLOCK_TRIPS = 5
 NUM_ALL_REDUCES = 10
 
 
 def measure_link(partner: int, device: torch.device) -> LinkReading:
-    """Measure the direction from this rank to its partner; the partner measures the other direction, before or after.
+    """Measure the link from this rank to its partner. The partner measures the other direction, before or after.
 
     The lower rank sends first.
     """
@@ -47,8 +47,8 @@ def measure_link(partner: int, device: torch.device) -> LinkReading:
 
 
 def _send(partner: int, device: torch.device) -> LinkReading:
-    """Ping the partner, then send larger and larger messages until one takes `ENOUGH_S`; the fastest of that size
-    counts."""
+    """Ping the partner, then send larger and larger messages until one takes `ENOUGH_S`. The fastest transfer of that
+    size counts."""
     token = torch.zeros(1, device=device)
     trips = []
     for _ in range(NUM_PINGS):
@@ -96,7 +96,7 @@ def _receive(partner: int, device: torch.device) -> None:
 
 
 def clock_offsets(ranks: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """{rank: (offset from this rank's clock, maximum error)} in nanoseconds; positive if that clock is ahead."""
+    """{rank: (offset from this rank's clock, maximum error)} in nanoseconds; positive if the rank's clock is ahead."""
     found: dict[int, tuple[int, int]] = {}
     for rank in ranks:
         trips = []
@@ -112,7 +112,7 @@ def clock_offsets(ranks: Sequence[int]) -> dict[int, tuple[int, int]]:
 
 
 def answer_clock(asking: int) -> None:
-    """Answer the clock requests of a rank."""
+    """Answer the clock requests of the rank `asking`."""
     request = torch.zeros(1, dtype=torch.int64)
     for _ in range(NUM_CLOCK_TRIPS):
         dist.recv(request, asking)
@@ -120,7 +120,7 @@ def answer_clock(asking: int) -> None:
 
 
 def measure_all_reduce(device: torch.device, num_bytes: int) -> AllReduceReading:
-    """Measure latency and bandwidth of the all-reduce over all ranks, each the best of a few."""
+    """Measure latency and bandwidth of the all-reduce over all ranks. Each is the best of a few calls."""
     small, took = time_all_reduce(device, 8), time_all_reduce(device, num_bytes)
     rate = bus_bytes_per_s(num_bytes, took, dist.get_world_size())
     return AllReduceReading(num_bytes=num_bytes, bus_bytes_per_s=rate, latency_s=small)

@@ -3,11 +3,11 @@
     session = Session(join(120.0), Options(), PreflightPolicy())
     exit_code, report = session.run(judge, strict=False)       # the report on rank 0, None on the others
 
-1. Each rank reports itself; rank 0 waits for all of them or a deadline, and publishes which rank is on which node.
-2. Devices are measured: GPUs simultaneously, as in training; processors that share cores in turn. Slow ones are
-   measured again.
-3. Clocks are measured, then links in rounds of disjoint pairs (slow ones again; the better reading counts), then the
-   all-reduce.
+1. Each rank reports itself. Rank 0 waits for all ranks or a deadline, and publishes which rank is on which node.
+2. Devices are measured: GPUs simultaneously, as in training; ranks that share processor cores one after the other. Slow
+   devices are measured again.
+3. Clocks are measured, then links in rounds of disjoint pairs, then the all-reduce. Slow links are measured again, and
+   the better reading counts.
 4. Rank 0 gathers, judges and publishes the exit code.
 
 Everything is exchanged through the store of the job, so that a broken network is reported and does not block.
@@ -47,11 +47,11 @@ from trainer.torch_compat import PrefixStore
 __all__ = ["Options", "Session"]
 
 COMMUNICATION_S = 60.0
-"""A message that takes longer is a failure."""
+"""Seconds after which a message counts as failed."""
 GOODBYE_S = 10.0
 MOST_ALL_REDUCE_BYTES = 1 << 26
 ALL_REDUCE_S = 0.1
-"""Time that the slowest link may take for its share of the all-reduce."""
+"""The size of the all-reduce is chosen so that the slowest link needs this number of seconds for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +59,17 @@ class Options:
     """Settings of one preflight."""
 
     timeout_s: float = 120.0
-    """Seconds to wait for a rank."""
+    """Seconds to wait for other ranks."""
     runs: Path = Path("runs")
     """Folder for runs, whose free space is checked."""
     settings: tuple[str, ...] = ()
     """More environment variables to compare."""
     tune: Sequence[Mapping[str, str]] = ()
-    """Settings under which the all-reduce is measured."""
+    """Sets of environment variables with which the all-reduce is measured for comparison."""
 
 
 class Session:
-    """One rank's part."""
+    """One rank's part of a preflight."""
 
     def __init__(self, place: Place, options: Options, policy: PreflightPolicy) -> None:
         self.place, self.options, self.policy = place, options, policy
@@ -84,14 +84,14 @@ class Session:
         self._settings: list[SettingReading] = []
 
     def run(self, judge: Callable[[Readings], PreflightReport], *, strict: bool) -> tuple[int, PreflightReport | None]:
-        """Measure with all others; (exit code, report on rank 0)."""
+        """Measure together with all other ranks. Returns (exit code, report); the report is None except on rank 0."""
         layout = self._meet()
         self._measure_node(layout)
         self._measure_device(layout)
         if layout.is_complete and layout.world_size > 1:
             try:
                 self._communicate(layout)
-            except Exception as error:  # a broken network raises errors of many types; each is the result of the check
+            except Exception as error:  # a broken network raises errors of many types, which the report shows
                 self._reading = replace(self._reading, problem=_problem(error))
             finally:
                 if dist.is_initialized():
@@ -157,7 +157,7 @@ class Session:
             self._get(f"{key}/{before}", self.options.timeout_s)
         try:
             self._reading = _faster(self._reading, device_speed(self.device))
-        except RuntimeError as error:  # errors of a broken device; the next rank in turn must not wait for this one
+        except RuntimeError as error:  # the device is broken; the next rank must not wait for this one
             self._reading = replace(self._reading, problem=_problem(error))
         self._set(f"{key}/{self.place.rank}", asdict(self._reading))
 
@@ -189,7 +189,7 @@ class Session:
             )
 
     def _compare_clocks(self, layout: Layout) -> None:
-        """Rank 0 asks the first rank of each other node."""
+        """Measure clock offsets: rank 0 asks the first rank of each other node."""
         leaders = layout.leaders()
         if self.place.rank == 0:
             offsets = {0: (0, 0), **clock_offsets([rank for rank in leaders if rank])}
@@ -241,7 +241,7 @@ class Session:
         report = judge(readings)
         code = report.exit_code(strict=strict)
         self._set("verdict", code)
-        self._gather("goodbye", [rank for rank in found if rank], timeout_s=GOODBYE_S)  # the store ends with this rank
+        self._gather("goodbye", [rank for rank in found if rank], timeout_s=GOODBYE_S)  # the store lives in this rank
         return code, report
 
     # The store.
@@ -250,7 +250,7 @@ class Session:
         self.place.store.set(key, json.dumps(value))
 
     def _get(self, key: str, timeout_s: float) -> Any:
-        """Raises DistStoreError after `timeout_s`."""
+        """Wait for a value in the store. Raises DistStoreError after `timeout_s`."""
         self.place.store.wait([key], timedelta(seconds=timeout_s))
         return json.loads(self.place.store.get(key))
 
@@ -262,7 +262,7 @@ class Session:
             left_s = deadline_s - time.monotonic()
             try:
                 if left_s <= 0 and not self.place.store.check([f"{key}/{rank}"]):
-                    continue  # without a wait for each of perhaps thousands
+                    continue  # after the deadline, do not wait for each of perhaps thousands of ranks
                 found[rank] = self._get(f"{key}/{rank}", max(0.05, left_s))
             except dist.DistError:
                 continue

@@ -1,4 +1,4 @@
-"""Sustained speed of a device: matrix products and memory, over a fixed time and with nothing else.
+"""Sustained speed of a device: matrix products and memory bandwidth, each measured alone over a fixed time.
 
     speed = device_speed(torch.device("cpu"))
     speed.matmul_flops_per_s, speed.memory_bytes_per_s, speed.core_wait_ratio
@@ -26,13 +26,14 @@ GPU_DIMENSION = 8192
 CPU_DIMENSION = 512
 GPU_COPY_BYTES = 1 << 30
 CPU_COPY_BYTES = 1 << 26
-"""Larger than the last-level cache that one core uses."""
+"""Bytes of the copied tensor on a CPU, more than the last-level cache that one core uses."""
 MAX_THREADS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpeed:
-    """Operations and bytes (read and written) a second; the share of time that the thread waited for a core."""
+    """Operations per second, bytes read and written per second, and the share of time that the thread waited for a
+    core."""
 
     matmul_flops_per_s: float
     memory_bytes_per_s: float
@@ -74,7 +75,7 @@ def _measured(device: torch.device) -> DeviceSpeed:
 
 
 def _best_rate(work: Callable[[], object], device: torch.device) -> float:
-    """Calls a second in the best of some windows, after one call that is not counted."""
+    """Calls per second in the best of several windows, after one warm-up call that is not counted."""
     work()
     _synchronise(device)
     best = 0.0

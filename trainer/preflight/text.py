@@ -29,7 +29,7 @@ _COLUMNS = ("node", "device", "matrix products", "memory", "sends", "receives", 
 
 
 def print_report(report: PreflightReport, console: Console) -> None:
-    """Print it; `console` is a SafeConsole."""
+    """Print the report. `console` must be a SafeConsole."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -58,7 +58,7 @@ def print_report(report: PreflightReport, console: Console) -> None:
 
 
 def _row(ranks: Sequence[RankReading], readings: Readings) -> list[str]:
-    """Medians over the ranks; `-` if not measured."""
+    """Cells of a table row: medians over the ranks; `-` if not measured."""
     own = {reading.rank for reading in ranks}
     sent = [link.bytes_per_s for link in readings.links if link.source in own]
     received = [link.bytes_per_s for link in readings.links if link.target in own]

@@ -1,7 +1,7 @@
 """Configurations by name: `rankscope train debug`, `rankscope plan llama-8b --gpus 64`.
 
 config_path("llama-8b")     # the TOML file next to this one
-config_path("my.toml")      # the file itself: files come before presets
+config_path("my.toml")      # the file itself: a file takes precedence over a preset
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _presets() -> dict[str, Path]:
 
 
 def config_path(name: str | Path) -> Path:
-    """Return the file of this name, else the preset. Raises ConfigError if there is neither."""
+    """Return the file of this name if it exists, else the preset's file. Raises ConfigError if there is neither."""
     path = Path(name)
     if str(name) in _presets() and not path.exists():
         return _presets()[str(name)]

@@ -3,8 +3,8 @@
     use_device(device, arguments)          # torch.cuda.set_device, or restart as a new interpreter with the same pid
 
 The launcher's zygote has not initialized the driver when it is forked (`trainer.launcher.processes.zygote` checks
-this). If the driver refuses the forked process nevertheless, its inherited state is unusable. `exec` discards that
-state and keeps pid, log files and session.
+this). If the driver nevertheless refuses the forked process, the process's inherited state is unusable. `exec` then
+discards that state, and keeps pid, log files and session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORKED = "RANKSCOPE_FORKED"
 
 
 def use_device(device: torch.device, arguments: Sequence[str]) -> None:
-    """Make `device` the current one. Raises RuntimeError if a new interpreter cannot use it either."""
+    """Make `device` the current device. Raises RuntimeError if a new interpreter cannot use the device either."""
     import torch
 
     was_forked = os.environ.pop(FORKED, "")

@@ -25,7 +25,7 @@ def record_compilation(recorder: Recorder) -> None:
     """Record what torch compiles, until the recorder closes."""
     if isinstance(recorder, TapeRecorder):
         probe = CompileProbe(recorder)
-        probe.hook()  # the compiler is imported by now, by the optimizer if not by `torch.compile`
+        probe.hook()  # the compiler is imported by now: the optimizer imports it even without `torch.compile`
         recorder.at_close.append(probe.remove)
 
 
@@ -41,7 +41,7 @@ def watch_experts(training: Training, recorder: Recorder) -> ExpertProbe | None:
 
 
 def instrument(training: Training, recorder: Recorder) -> GradientProbe | None:
-    """Record the stages of this rank's pipeline; returns the probe of its gradients, None if nothing is recorded."""
+    """Record this rank's pipeline stages. Returns the probe of the rank's gradients; None if nothing is recorded."""
     if not recorder.enabled:
         return None
     if training.pipeline is not None:

@@ -48,7 +48,7 @@ def connect_store(identity: Identity) -> Store | None:
         where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
         reason = "the port is in use" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
         raise ConfigError(f"{where}: {reason}. Choose another port, the same on every rank.") from None
-    # torchrun's static rendezvous keeps one store over restarts; addresses of ended ranks must not be found in it.
+    # torchrun's static rendezvous keeps one store over restarts, and addresses of ended ranks must not be found there.
     prefix = f"restart-{identity.restarts}" if identity.attempt < 0 else f"attempt-{identity.attempt}"
     return PrefixStore(f"rankscope/{prefix}", store)
 
@@ -76,8 +76,8 @@ def join_run(
 
 
 def _former_run(identity: Identity, config: Config) -> RunDir | None:
-    """Return the run of an earlier attempt by the same launcher (this process's parent), for a restart under plain
-    torchrun."""
+    """Return the run that the same launcher (this process's parent) started in an earlier attempt. Needed for restarts
+    under plain torchrun."""
     if not identity.restarts:
         return None
     manifests = Path(config.run.dir).glob("*/run.json")
@@ -102,7 +102,7 @@ def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
 
 
 def make_recorder(identity: Identity, config: Config, run: RunDir, attempt: int, device: torch.device) -> Recorder:
-    """The recorder of this rank; also completes the manifest, and starts `watch` if no launcher has done so."""
+    """The recorder of this rank. Also completes the manifest, and starts `watch` if no launcher has started it."""
     if identity.rank == 0:
         _complete_manifest(run, config, identity.world_size)
     if not config.probes.enabled or probes_disabled():

@@ -33,13 +33,13 @@ __all__ = ["Session", "train"]
 
 
 class BackwardProbe(Protocol):
-    """The part of `probes.gradients.GradientProbe` and `probes.expert_load.ExpertProbe` that is used here."""
+    """The methods of `probes.gradients.GradientProbe` and `probes.expert_load.ExpertProbe` that are used here."""
 
     def after_backward(self, step: int) -> object: ...
 
 
 class UnreducedGradients(Protocol):
-    """The part of `probes.collectives.gradients.local_gradient.UnreducedNorm` that is used here."""
+    """The methods of `probes.collectives.gradients.local_gradient.UnreducedNorm` that are used here."""
 
     def begin(self, device: torch.device) -> None: ...
 
@@ -56,11 +56,11 @@ class Session:
     gradients: BackwardProbe | None = None
     experts: BackwardProbe | None = None
     unreduced: UnreducedGradients | None = None
-    """None if local gradients are not whole, or cannot be distinguished from other reductions."""
+    """Norm of local gradients; None if they are not whole, or their reductions cannot be told from others."""
     reduction_inputs: ReductionInputs | None = None
-    """Check whether gradients were finite before their reduction; None if they are reduced on the host."""
+    """Checks whether gradients were finite before their reduction; None if they are reduced on the host."""
     late: LateVerdict | None = None
-    """None if each step is judged before its update."""
+    """Judges a step one step late; None if each step is judged before its update."""
     asked_to_stop: Callable[[], bool] = lambda: False
     prints_progress: bool = False
     _printed_at: float = field(default_factory=time.monotonic)
@@ -107,7 +107,7 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     if session.late is not None and session.late.is_pending:
         after, stop = _settle(session, session.late)
         if stop or after != position:
-            training.discard()  # computed from a state that is no longer current, or not needed
+            training.discard()  # these gradients belong to a state that is no longer current, or are not needed
             recorder.log(committed=False)
             return after, stop
     votes = recovery.votes(stop=session.asked_to_stop())
@@ -125,7 +125,7 @@ def _judge(session: Session, position: Position, batch: Batch, result: StepResul
     step, batch_index, stop = position.step + 1, position.batch_index, result.votes.stop > 0
     recovery.apply_votes(result.votes)
     if recovery.recompute(position, batch_index):
-        recorder.log(committed=False)  # no loss and norm: the recomputation's numbers will count
+        recorder.log(committed=False)  # without loss and norm, because the recomputation's numbers count
         return position, stop
     own = result.own_columns(has_loss=training.has_loss)
     recorder.log(loss=result.loss, grad_norm=result.norm, committed=False, **own)
@@ -148,7 +148,7 @@ def _judge(session: Session, position: Position, batch: Batch, result: StepResul
 
 
 def _settle(session: Session, late: LateVerdict) -> tuple[Position, bool]:
-    """Finish the step that was not read yet; returns the position after it, and True if a stop makes it the last.
+    """Finish the step whose numbers were not read yet. Returns the position after it, and True if a stop was requested.
 
     Its verdict is healthy unless its update was left out, or state has changed outside the optimizer.
     """
@@ -156,7 +156,7 @@ def _settle(session: Session, late: LateVerdict) -> tuple[Position, bool]:
     result, position, stop = settled.result, settled.position, settled.result.votes.stop > 0
     recovery.apply_votes(result.votes)
     if settled.is_left_out:
-        return position, False  # do not stop before this step has a verdict
+        return position, False  # this step must get a verdict before a stop
     verdict = recovery.guard.judge(settled.step, result.loss, result.norm)
     if not verdict.healthy:
         return recovery.refuse(verdict, position, settled.batch, result.own_loss), stop
@@ -178,7 +178,7 @@ def _evaluate(session: Session, step: int) -> None:
         mean = sum(losses.values()) / len(losses)
         if any(losses):
             session.recorder.event(event_kinds.EVALUATION, loss=mean, sets=losses)
-        else:  # a single set has no name
+        else:  # a single validation set has no name
             session.recorder.event(event_kinds.EVALUATION, loss=mean)
     if session.prints_progress:
         by_set = "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name)

@@ -37,11 +37,11 @@ def make_session(
     asked_to_stop: Callable[[], bool] = lambda: False,
     prints_progress: bool = False,
 ) -> Session:
-    """Make the session. Collective. Faults that wrap a part of `training` must be armed before."""
+    """Make the session. Collective. Faults that wrap a part of `training` must be armed earlier."""
     config, plan, inputs = training.config, training.plan, None
     probes = config.probes
     if recorder.enabled and probes.collectives and probes.nonfinite_flags and training.device.type != "cpu":
-        # On the host the process-group wrapper checks each input.
+        # On the host, the process-group wrapper already checks each input.
         if plan.dp_shard > 1:
             inputs = watch_fsdp_reductions()
         elif isinstance(ddp := training.parts[0].forward_module, DistributedDataParallel) and (

@@ -1,7 +1,7 @@
-"""The numbers that a step's verdict needs, from the only other reduction of a step besides the gradients'.
+"""The numbers that a step's verdict needs. They come from one small reduction, besides the reduction of the gradients.
 
 numbers = reduce_numbers(training, votes, local_loss, own_square)     # on the device
-result = numbers.read()                                               # waits for it; a StepResult
+result = numbers.read()                                               # a StepResult; waits for the device
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["StepNumbers", "StepResult", "reduce_numbers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The numbers of one step. `own_loss` and `own_norm` are this rank's (NaN if it has none), the rest is the same on
-    all ranks."""
+    """The numbers of one step. `own_loss` and `own_norm` are those of this rank (NaN if it has none). The others are
+    the same on all ranks."""
 
     loss: float
     norm: float
     votes: StepVotes
     own_loss: float
     own_norm: float
-    """Norm of this rank's gradient before reduction; NaN in most steps."""
+    """Norm of this rank's gradient before reduction; NaN in most steps, in which it is not measured."""
     compression_error: float | None = None
     """Error of the reduced gradient relative to the uncompressed one; None if not measured."""
 
@@ -62,7 +62,7 @@ class StepNumbers:
         return self.clipped.row[1]
 
     def read(self) -> StepResult:
-        """The numbers; waits for the device."""
+        """Copy the numbers to the host; waits for the device."""
         return self.to_result(self.clipped.read())
 
     def to_result(self, clipped: ClipResult) -> StepResult:
@@ -86,9 +86,10 @@ class StepNumbers:
 def reduce_numbers(
     training: Training, votes: StepVotes, local_loss: Tensor, own_square: Tensor | None, *, waits: bool = False
 ) -> StepNumbers:
-    """Clip, and reduce loss, norm and votes. Collective. `waits`: wait until the numbers are on the host."""
+    """Clip the gradients, and reduce loss, norm and votes. Collective. `waits`: wait until the numbers are on the
+    host."""
     own = local_loss.double().view(1)
-    # Tensor-parallel ranks each add the same loss; pipeline ranks without one add nothing.
+    # Tensor-parallel ranks each add the same loss; pipeline ranks without a loss add zero.
     share = own / training.plan.loss_copies if training.has_loss else torch.zeros_like(own)
     row = torch.tensor(votes.to_row(), dtype=torch.float64).to(own.device, non_blocking=True)
     square = own.new_full((1,), math.nan) if own_square is None else own_square

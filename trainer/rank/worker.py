@@ -168,18 +168,18 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
     try:
         outcome = train(session)
     except BaseException:
-        stop.record_unsaved()  # a peer whose grace period ended first breaks this rank's collectives
+        stop.record_unsaved()  # collectives fail if the grace period of a peer ends first
         raise
     finally:
         training.close()
     if outcome == "stopped" and identity.rank == 0:
-        # The request may have come from another rank: then one of the machines is preempted.
+        # If the request came from another rank, a machine is being preempted.
         saved = session.recovery.copies.disk.saved
         kind = event_kinds.INTERRUPTED if stop.signal == signal.SIGINT else event_kinds.PREEMPTED
         recorder.event(kind, signal=_name(stop.signal), checkpoint_step=saved[-1] if saved else None)
     recorder.close()
-    # The group is not destroyed: DDP's reducer may hold its last reference, and torch then joins gloo's threads under
-    # the GIL that they wait for (seen as a rank that never ends). `run_and_leave` ends the process as it is.
+    # The group is not destroyed: DDP's reducer may hold its last reference, and torch would then join gloo's threads
+    # while it holds the GIL that they wait for, so that the rank never ends. `run_and_leave` ends the process as it is.
     return EXIT_PREEMPTED if outcome == "stopped" and identity.attempt >= 0 else 0
 
 
@@ -215,7 +215,8 @@ def _mistake(identity: Identity, error: Exception) -> int:
 
 
 def run_and_leave() -> None:
-    """Leave without the interpreter's clean-up after a failure: it may wait for ranks that are gone."""
+    """Run `main` and end the process without the interpreter's clean-up, which after a failure may wait for ranks that
+    are gone."""
     try:
         code = record(main)() or 0  # the launcher's error file gets the exception, too
     except SystemExit as request:
@@ -267,7 +268,8 @@ class StopRequest:
                 self._on_unsaved(number)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        # A launcher passes its own signal on, so the first of another kind, or one right after, is the same request.
+        # A launcher forwards its signal. So the first signal of another kind, or a signal right after the first, is the
+        # same request.
         now = time.monotonic()
         if now - self._received_at.setdefault(number, now) > IMPATIENCE_S:
             os._exit(128 + number)

@@ -1,1 +1,1 @@
-"""Replay of a step with every operation watched, to see whether the fault recurs and where it starts."""
+"""Replay of a step with every operation watched, to see whether a fault recurs and where it starts."""

@@ -4,13 +4,14 @@
         training.forward_backward(batch)
     watch.origin          # Origin(module="blocks.3.mlp.up", operation="mm", phase="forward", ...), or None
 
-Modules are followed by hooks. Forward: the first module, innermost first, with finite inputs but non-finite outputs,
-and in it the first such operation. Backward: a module begins when the gradient of its output is known, and ends when
-the gradient of its input is known. The first operation that makes a NaN or Inf from finite numbers counts.
+Hooks follow the modules. In forward, the origin is the first operation with finite inputs but non-finite outputs, in
+the first module (innermost first) for which the same is true. In backward, a module begins when the gradient of its
+output is known, and ends when the gradient of its input is known. The origin is the first operation that makes a NaN or
+Inf from finite numbers.
 
 A NaN from another rank arrives by a collective, so the module in which it arrives is a suspect without an operation.
-Therefore, if several ranks report origins, those with an operation are right (`Origin.how`). All hooks are removed at
-the end of the block, and they change nothing in the pass.
+Therefore, if several ranks report origins, the origins with an operation are right (`Origin.how`). All hooks are
+removed at the end of the block, and they change nothing in the pass.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ How = Literal["operation", "constant", "module", "parameter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Origin of a NaN or Inf. `how` is its proof: an operation with finite inputs; an operation with a constant Inf as
-    input; a module with finite inputs, in which no operation was found; or a parameter that holds NaN or Inf."""
+    """Origin of a NaN or Inf. `how` says what was found. operation: an operation with finite inputs; constant: an
+    operation with a constant Inf as input; module: a module with finite inputs, in which no operation was found;
+    parameter: a parameter that holds NaN or Inf."""
 
     module: str
     """Name in the whole model; `(loss)` for operations outside all modules."""
@@ -58,7 +60,7 @@ class OriginWatch:
         self.origin: Origin | None = None
         self._parts = parts
         self._operations = OperationWatch()
-        # modules whose forward is running, and the number of suspects before each
+        # (module, number of suspects before it) of the modules that are running forward
         self._stack: list[tuple[str, int]] = []
         self._handles: list[Any] = []
         self._microbatches = [-1] * len(parts)
@@ -82,7 +84,7 @@ class OriginWatch:
         for handle in self._handles:
             handle.remove()
         if self.origin is None and not any(error):
-            # The remaining operations belong to no module's forward pass, but to the loss or the backward pass.
+            # The remaining operations belong to the loss or the backward pass, and not to a module's forward pass.
             self._from_operation(self._operations.take())
 
     # Forward.
@@ -129,7 +131,7 @@ class OriginWatch:
         return since
 
     def _from_module(self, name: str, module: nn.Module, inputs: Any, since: int) -> None:
-        """Find the cause in a module that made bad output from good input."""
+        """Find the origin in a module that made a non-finite output from finite inputs."""
         bad = [f"{name}.{own}" for own, parameter in module.named_parameters(recurse=False) if is_bad(parameter)]
         suspect = self._operations.take(since)
         if bad:
@@ -189,7 +191,7 @@ class OriginWatch:
         return leave
 
     def _judge_backward(self) -> None:
-        """Judge a module's backward pass, where Inf is not used for masks, so the first suspect is the origin."""
+        """Judge a module's backward pass. In backward Inf is not used for masks, so the first suspect is the origin."""
         if self.origin is None:
             self._from_operation(self._operations.take())
 

@@ -5,9 +5,9 @@
     losses.by_row                        # {row: nats per token} for the rows whose logits this rank has seen
     describe(training, batch, losses.by_row, most=8)      # [{"id": 812, "loss": 5.6, "file": ..., "text": ...}, ...]
 
-Training computes one loss. Here a hook on the output layer computes the loss of each row from the logits, row by row,
-so that it needs memory for one row only. A loss in chunks provides the loss of each token. With tensor parallelism all
-ranks of a group must take part.
+Training computes only the mean loss. Here a hook on the output layer computes the loss of each row from the logits, row
+by row, so that it needs memory for one row only. The chunked loss provides the loss of each token itself. With tensor
+parallelism, all ranks of a group must take part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["SampleLosses", "describe", "differing_rows"]
 
 EXCERPT_CHARACTERS = 160
 _TEXT_VOCABULARY = 256
-"""Vocabulary size with which tokens are bytes of text."""
+"""Vocabulary size at which tokens are bytes of text."""
 
 
 class SampleLosses:
@@ -103,7 +103,8 @@ def excerpt(tokens: Tensor) -> str:
 
 
 def differing_rows(training: Training, batch: Batch) -> list[int]:
-    """Sample ids of rows that differ from the data set when it is read again: they were corrupted in between."""
+    """Sample IDs of the rows that differ from the data set when it is read again. These rows were corrupted after they
+    were read."""
     reread = training.own_piece(training.stream.batch(batch.index, training.data_rank, training.plan.data_size))
     if reread.sample_ids != batch.sample_ids:
         return list(batch.sample_ids)

@@ -1,17 +1,17 @@
-"""One process's part in replaying a step of a finished run: load the state, repeat the updates before the step, replay
-it.
+"""One process's part in replaying a step of a finished run: load the state, repeat the updates before the step, and
+replay the step.
 
     result = replay_target(config, plan, target, device, report=print)   # events `replay`, as a run's triage writes
 
 1. The checkpoint is read (hashes first), or the initial state is made.
-2. If it is older than the previous step, the step's batch is replayed on it: a fault that recurs there is caused by the
-   batch.
+2. If this state is older than the one before the step, the step's batch is also replayed on it. A fault that recurs
+   there is caused by the batch.
 3. The updates in between are repeated with the recorded batches and learning rates.
 4. The step is replayed with every operation watched. Its update is not taken.
 
-With as many ranks as the run had, all do this together. Replicas without any sharding (DDP) need only one process. It
-computes the data ranks' shares one after the other and averages the gradients itself, which rounds differently in the
-last bits. Nothing is written into the run's folder.
+With as many ranks as the run had, all of them do this together. Replicas without any sharding (DDP) need only one
+process, which computes the data ranks' shares one after the other and averages the gradients itself. The average may
+then differ in the last bits. Nothing is written into the run's folder.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from trainer.training.rank_training import Training
 __all__ = ["ProcessReplay", "replay_target", "runs_in_one_process"]
 
 MAX_OVERFLOWS = 32
-"""fp16: maximum number of consecutive steps dropped while the loss scale settles."""
+"""Maximum number of consecutive steps that are dropped in fp16 until the loss scale is low enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share(Plan):
-    """Plan of a process that stands for one data rank after the other."""
+    """Plan of a process that takes the place of one data rank after the other."""
 
     num_shares: int
     share: int = 0
@@ -61,13 +61,14 @@ class _Share(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReplay:
-    """Result of one process. `events` are details of events `replay`, with their ranks."""
+    """Result of one process. `events`: details of the `replay` events, with their ranks."""
 
     events: list[dict[str, Any]]
     max_loss_deviation_ratio: float | None
-    """Largest relative difference between the recomputed and the recorded loss of earlier steps; None without any."""
+    """Largest relative difference between the recomputed and the recorded loss of earlier steps; None if no loss was
+    compared."""
     data_differs: bool
-    """True if the data set's next batch is not the one from the time of the checkpoint."""
+    """True if the data are not those with which the checkpoint was saved."""
 
 
 def runs_in_one_process(plan: Plan) -> bool:
@@ -84,8 +85,11 @@ def replay_target(
     losses: dict[int, float] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> ProcessReplay:
-    """Replay the target. `losses`: recorded losses by step, for comparison with the recomputed ones. Collective if the
-    process group is initialised; otherwise the plan must run in one process. Raises CheckpointError or ConfigError."""
+    """Replay the target. `losses`: recorded losses by step, to be compared with the recomputed losses.
+
+    Collective if the process group is initialised; otherwise `plan` must run in one process. Raises CheckpointError or
+    ConfigError.
+    """
     if torch.distributed.is_initialized():
         training, ranks = build(config, plan, device, with_weights=False), None
     else:
@@ -107,7 +111,7 @@ def _closing(training: Training) -> Iterator[None]:
 
 
 class _StepReplayer:
-    """Replays one target on one training. `ranks`: the ranks that this process stands for; None: only its own."""
+    """Replays one target. `ranks`: the ranks whose place this process takes; None: only its own."""
 
     def __init__(
         self, training: Training, target: Target, ranks: list[int] | None, report: Callable[[str], None]
@@ -149,7 +153,7 @@ class _StepReplayer:
     # The step itself.
 
     def _replayed(self, state: Literal["same", "restored"], state_step: int) -> list[dict[str, Any]]:
-        """One event for each rank that this process stands for."""
+        """Replay the step; returns one event for each rank whose place this process takes."""
         whole = None if self.ranks is None else self._whole(self.target.batch_index)
         events = []
         for rank in [self.training.rank] if self.ranks is None else self.ranks:

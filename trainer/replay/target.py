@@ -4,10 +4,10 @@
     target.batch_index, target.kind         # 39, "non_finite"
     target.state_step, target.updates       # 32, and the recorded updates of steps 33 to 39 (batch, learning rate)
 
-A step may run more than once, after a rollback or a restart. The target is the execution that went wrong: the first
-that was refused or not finite, otherwise the last. It is replayed from the newest earlier checkpoint that the guard
-found good, otherwise from the newest, otherwise from the initial state, which the seed determines. The records hold the
-batches and learning rates in between, so the same updates can be recomputed.
+A step may run more than once, after a rollback or a restart. The target is the execution that went wrong: the first one
+that was refused or not finite, or else the last one. It is replayed from the newest earlier checkpoint that the guard
+found good. Without one, it is replayed from the newest earlier checkpoint, or else from the initial state, which the
+seed determines. The records hold the batches and learning rates in between, so the same updates can be recomputed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trainer.checkpoint.state import Values
 __all__ = ["ReplayError", "Target", "Update", "find_target"]
 
 LEVEL_STEPS = 20
-"""Steps before a spike whose median loss is the usual level, if no event records it."""
+"""Number of steps before a spike. Their median loss is the usual level if no event has recorded it."""
 
 
 class ReplayError(ValueError):
@@ -42,7 +42,7 @@ class ReplayError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """A recorded step: its batch and learning rate (None: that of the configuration)."""
+    """A recorded step: its batch, and its learning rate (None: the rate of the configuration)."""
 
     step: int
     batch_index: int
@@ -62,7 +62,7 @@ class Target:
     loss_level: float
     """For a spike: the usual loss before it."""
     ranks: tuple[int, ...]
-    """Ranks that the records blame; empty for a healthy step."""
+    """Ranks that caused the fault according to the records; empty for a healthy step."""
     checkpoint: str
     """Checkpoint folder; empty for the initial state."""
     state_step: int
@@ -103,7 +103,8 @@ def find_target(source: Source, run: RunDir, step: int) -> Target:
 
 
 def _execution(source: Source, run: RunDir, step: int) -> tuple[int, int, int, float, float, bool]:
-    """Find the execution that went wrong: attempt, start, batch, loss, norm, and True if its update was taken."""
+    """Find the execution that went wrong, or else the last one. Returns its attempt, start time in nanoseconds, batch,
+    loss and gradient norm, and True if its update was taken."""
     rows = source.rows(
         "SELECT attempt, start_ns, batch_index, coalesce(loss, 'nan'::DOUBLE), coalesce(grad_norm, 'nan'::DOUBLE), "
         "committed IS NOT FALSE FROM steps WHERE step = ? AND rank >= 0 AND batch_index IS NOT NULL "
@@ -139,7 +140,7 @@ def _kind(
 
 
 def _blamed_ranks(source: Source, attempt: int, step: int) -> tuple[int, ...]:
-    """Ranks that the records blame for a non-finite value."""
+    """Ranks that caused a non-finite value according to the records."""
     for finding in non_finite_values(source, Scope()):
         first, last = finding.first_step, finding.last_step
         if finding.attempt in (None, attempt) and first is not None and first <= step <= (last or first):
@@ -148,7 +149,8 @@ def _blamed_ranks(source: Source, attempt: int, step: int) -> tuple[int, ...]:
 
 
 def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, bool]:
-    """Folder and step of the initial state, and True if enough healthy steps have followed it."""
+    """Checkpoint folder and step of the state to replay from (None and 0: the initial state), and True if enough
+    healthy steps have followed that state."""
     ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
     good = ledger.good_step if ledger.good_step is not None else -1
     usable: list[tuple[bool, int, Path]] = []
@@ -169,7 +171,7 @@ def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, 
 
 
 def _updates(source: Source, state_step: int, step: int, start_ns: int) -> tuple[Update, ...]:
-    """The updates between the state and the step, each from the execution that was kept."""
+    """The updates between the state and the step. Each is that of the execution whose update was kept."""
     rows: Sequence[tuple[Any, ...]] = source.rows(
         "SELECT step, arg_max(batch_index, start_ns), arg_max(lr, start_ns) FROM steps WHERE rank >= 0 "
         "AND step > ? AND step < ? AND start_ns < ? AND committed IS NOT FALSE AND batch_index IS NOT NULL "

@@ -4,11 +4,11 @@
     replayed = triage.repeat(verdict, batch)                # before the rollback: same state, same batch
     triage.from_restored(replayed, batch, state_step=30)    # after the rollback: same batch, older state
 
-Recomputation is deterministic, so a NaN that does not recur was caused by a device, its memory or a race; one that
+Recomputation is deterministic. So a NaN that does not recur was caused by a device, its memory or a race. A NaN that
 recurs was caused by data or numerics (or a device with a permanent fault). The older state separates data from
-numerics: if the NaN recurs there too, the batch is the cause, otherwise the weights of that step. Each replay is one
-forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`); its gradients are
-dropped.
+numerics: if the NaN recurs on that state, too, the batch is the cause, otherwise the weights of the refused step. Each
+replay is one forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`). Its
+gradients are dropped.
 
 A replay changes no parameter, optimizer state, position or data loader, and restores the random generators. Replays are
 collective, so every decision here depends only on numbers that all ranks share.
@@ -40,7 +40,7 @@ from trainer.training.rank_training import Training
 __all__ = ["GradientExaminer", "Replay", "Triage", "findings", "is_reproduced", "replay"]
 
 MAX_SAMPLES = 8
-"""Samples that each rank reports, the worst first."""
+"""Maximum number of samples that each rank reports, the worst first."""
 
 
 class GradientExaminer(Protocol):
@@ -51,7 +51,7 @@ class GradientExaminer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Result of one replay. Loss and norm are the same on all ranks, the rest is this rank's own."""
+    """Result of one replay. `loss` and `grad_norm` are the same on all ranks, the other fields are this rank's own."""
 
     loss: float
     grad_norm: float
@@ -81,13 +81,13 @@ class Triage:
         self.recorder = recorder
         self.gradients = gradients
         self.remaining = limit
-        """Refused steps that may still be replayed; limited, so that a run that keeps failing does not take twice as
-        long.
+        """Number of refused steps that may still be replayed. It is limited so that a run that keeps failing does not
+        take twice as long.
         """
 
     def repeat(self, verdict: Verdict, batch: Batch) -> Refused | None:
-        """Replay the refused step on the same state; None if it is not replayed. The state must be the one before the
-        step, with gradients dropped."""
+        """Replay the refused step on the same state; returns None if it is not replayed. When this is called, the state
+        must be the one before the step, and the gradients dropped."""
         if self.remaining <= 0 or verdict.kind not in ("non_finite", "spike"):
             return None
         self.remaining -= 1
@@ -97,7 +97,7 @@ class Triage:
         return Refused(verdict=verdict, came_back=came_back, duration_s=replayed.duration_s)
 
     def from_restored(self, refused: Refused | None, batch: Batch, *, state_step: int) -> None:
-        """Replay the batch on the restored state, if the fault recurred and that state is older."""
+        """Replay the batch on the restored state, if the fault recurred and the restored state is older."""
         if refused is None or not refused.came_back or state_step >= refused.verdict.step - 1:
             return
         replayed = self._replay(refused.verdict, batch)
@@ -150,7 +150,7 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
     """Run one watched forward and backward pass of all ranks, without side effects. Collective."""
     start = time.monotonic()
     generators = rng_state(training.device)
-    # the replay's phases do not count as phases of the step
+    # phases of the replay must not be recorded as phases of the step
     recorder, training.recorder = training.recorder, NullRecorder()
     try:
         with (
@@ -179,7 +179,8 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
 
 
 def is_reproduced(verdict: Verdict, replayed: Replay) -> bool:
-    """True for NaN or Inf; after a spike, for a loss that is nearer to the refused one than to the earlier level."""
+    """True if the replay is not finite, or after a spike, if its loss is nearer to the refused loss than to the earlier
+    level."""
     if not (math.isfinite(replayed.loss) and math.isfinite(replayed.grad_norm)):
         return True
     if verdict.kind != "spike":
@@ -192,8 +193,8 @@ def is_reproduced(verdict: Verdict, replayed: Replay) -> bool:
 def _rows(training: Training, origin: Origin) -> list[int]:
     """Map the bad rows of an operation's output to rows of the rank's share of the batch; [] if unknown.
 
-    An output has a row for each sequence of the microbatch, or for each of their tokens (under sequence parallel: for
-    this rank's part of them).
+    An output has one row per sequence of the microbatch, or one row per token (under sequence parallelism, only for
+    this rank's part of the tokens).
     """
     size = training.plan.micro_batch_size
     seq = training.config.data.seq_len // training.plan.cp

@@ -4,8 +4,8 @@
 
 Groups with `eight_bit = True` have matrices only. A moment is read as float32, updated as by AdamW, and written back as
 the nearest of the 256 values of dynamic quantisation (Dettmers et al. 2022, arXiv 2110.02861), scaled by the largest
-magnitude of its block. Norms have float32 moments, and so has the embedding, as in that paper, because a step changes
-few of its rows.
+magnitude of its block. Norms have float32 moments. As in the paper, so does the embedding, because a step changes only
+a few of its rows.
 
 A block lies within one row. So a shard of rows has the codes and scales of these rows, and a checkpoint can be loaded
 in any layout that splits no block; `trainer.layout.constraints` refuses other layouts. Codes and scales are plain
@@ -26,10 +26,11 @@ from trainer.training.adamw_fallback import AdamWFallback, local_tensor
 __all__ = ["BLOCK", "STATE_KEYS", "AdamW8bit", "empty_state", "is_eight_bit"]
 
 BLOCK = 128
-"""Numbers that share a scale; 256 in most libraries, but then tensor parallelism would split blocks of small models."""
+"""How many numbers share a scale. Most libraries use 256, but tensor parallelism would split such blocks in small
+models."""
 STATE_KEYS = ("exp_avg_codes", "exp_avg_scales", "exp_avg_sq_codes", "exp_avg_sq_scales", "step")
 DECADES = 7
-"""Number of powers of ten that the codes cover; each has twice as many values as the one below."""
+"""Number of powers of ten that the codes cover. Each power has twice as many values as the next lower one."""
 
 
 def is_eight_bit(name: str, parameter: Tensor) -> bool:
@@ -38,7 +39,7 @@ def is_eight_bit(name: str, parameter: Tensor) -> bool:
 
 
 class AdamW8bit(AdamWFallback):
-    """8-bit moments for the groups that are marked, AdamW for the others."""
+    """AdamW with 8-bit moments for groups with `eight_bit = True`, and with float32 moments for other groups."""
 
     mark = "eight_bit"
 
@@ -71,7 +72,8 @@ class AdamW8bit(AdamWFallback):
 
 
 def empty_state(parameter: Tensor, key: str) -> Tensor:
-    """One tensor of a parameter's state before its first update, on the parameter's device and sharded like it."""
+    """A tensor of a parameter's state before its first update, on the parameter's device and sharded like it. `key`:
+    name of the tensor."""
     own = local_tensor(parameter)
     if key.endswith("_codes"):
         return _sharded_like(torch.zeros_like(own, dtype=torch.uint8), parameter, parameter.shape[1])
@@ -106,7 +108,7 @@ def _read(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
 
 
 def _coded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Encode a float32 moment as codes and scales, the inverse of `_read`; overwrites the moment."""
+    """Encode a float32 moment as codes and scales. This is the inverse of `_read`, and overwrites the moment."""
     _, borders = _table(signed, moment.device)
     blocks = moment.view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True) if signed else blocks.amax(1, keepdim=True)
@@ -117,7 +119,7 @@ def _coded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=8)
 def _table(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The 256 values in ascending order, and the 255 borders at which the nearest one changes.
+    """The 256 values in ascending order, and the 255 borders at which the nearest value changes.
 
     Magnitudes are spaced evenly within each power of ten, with twice as many as in the power below; 0 and 1 are added.
     """

@@ -3,9 +3,9 @@
     optimizer = AdamWOnHost(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8)
 
 Parameters and gradients stay on the device. A step copies each gradient to the host, applies torch's AdamW to a tensor
-of zeros, and adds the resulting update to the parameter. The bus carries 4 bytes per number each way, and the host
-keeps no copy of the parameters, which a rollback would have to restore as well. All copies to the host are started at
-once; the host computes the first update while the other gradients arrive.
+of zeros, and adds the resulting update to the parameter. The bus carries 4 bytes per number each way. The host keeps no
+copy of the parameters, which a rollback would have to restore as well. All copies to the host are started at once, and
+the host computes the first update while the other gradients arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class AdamWOnHost(torch.optim.Optimizer):
-    """`found_inf`: a number on the device; the update is skipped if it is not zero, as in torch's fused AdamW."""
+    """AdamW whose moments are in host memory. `found_inf`: a number on the device; the update is skipped if it is not
+    zero, as in torch's fused AdamW."""
 
     found_inf: Tensor | None = None
 
@@ -49,7 +50,7 @@ class AdamWOnHost(torch.optim.Optimizer):
 
 
 class _HostUpdate:
-    """A parameter's update in a step, in host memory that is allocated once."""
+    """Computes a parameter's update in each step, in host memory that is allocated once."""
 
     def __init__(self, parameter: Tensor) -> None:
         own = local_tensor(parameter)
@@ -69,7 +70,7 @@ class _HostUpdate:
     def compute(self, state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
         """Compute the update from the fetched gradient; changes `state` in place."""
         if self._arrived is not None:
-            # Both copies are on the compute stream, so the one of the last step's update has ended as well.
+            # Both copies run on the compute stream, so the copy of the previous step's update has ended, too.
             self._arrived.synchronize()
         self._value.zero_()
         self._adamw.state[self._value] = state

@@ -5,7 +5,7 @@
     training = build(config, plan, device)
     for step in range(config.train.steps):
         batch = training.batch(step + skipped)          # span "data"
-        loss = training.forward_backward(batch)         # spans "forward" and "backward", one pair a microbatch
+        loss = training.forward_backward(batch)         # spans "forward" and "backward", one pair per microbatch
         norm = training.clip().norm                     # the same on all ranks; NaN or Inf, never an exception
         if math.isfinite(norm): training.step(step)     # spans "optimizer"
         else: training.discard()                        # gradients dropped, parameters untouched
@@ -165,8 +165,8 @@ def _set_up_async_tp(mesh: DeviceMesh | None, device: torch.device) -> None:
 
 
 def _agree_on_data(corpora: list[TokenSource | Mixture], device: torch.device) -> None:
-    """Check that all ranks have the same data: nodes with another Python version or data would silently train on other
-    batches.
+    """Check that all ranks have the same data. Otherwise a node with another Python version or other files would
+    silently train on other batches.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return

@@ -38,12 +38,12 @@ __all__ = [
 
 
 def learning_rate(step: int, config: Config) -> float:
-    """The rate of optimizer step `step` (from 0).
+    """The learning rate of optimizer step `step`, which starts at 0.
 
     1. The highest rate is `lr`, times global batch / `reference_batch_size` if that is set (linear scaling).
     2. Warm-up: step k of w has (k + 1) / w of the highest rate.
-    3. Then `cosine` or `linear` decay to `min_lr_ratio` at the last step; `wsd` is constant, and falls linearly in the
-       last `decay_ratio` of the steps; `constant` does not decay.
+    3. After warm-up, `cosine` and `linear` decay to `min_lr_ratio` x the highest rate at the last step. `wsd` is
+       constant, and falls linearly in the last `decay_ratio` of the steps. `constant` does not decay.
     """
     optim, steps = config.optim, config.train.steps
     highest = optim.lr
@@ -67,7 +67,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter of the rank's model parts once (tied ones under their first name)."""
+    """Each parameter of the rank's model parts once, with its name. Tied parameters have their first name."""
     for module in modules:
         yield from module.named_parameters()
 
@@ -102,8 +102,8 @@ def build_optimizer(
         group["names"].append(name)
     if on_host:
         return AdamWOnHost(list(groups.values()), lr=config.lr, betas=config.betas, eps=config.eps)
-    # With DTensors each operation costs the host one dispatch per parameter: fused AdamW has one operation, foreach a
-    # dozen.
+    # With DTensors each operation costs the host one dispatch per parameter. Fused AdamW has one operation, the foreach
+    # implementation a dozen.
     settings: dict[str, Any] = {
         "lr": config.lr,
         "betas": config.betas,
@@ -129,7 +129,7 @@ def build_optimizer(
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, dict[str, Any]]:
-    """The optimizer's own mapping, by parameter, of the state that this rank holds."""
+    """The optimizer's mapping from parameters to the state that this rank holds; not a copy."""
     return _own_optimizer(optimizer).state
 
 
@@ -142,7 +142,8 @@ def state_keys(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[str
 
 
 def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -> Tensor:
-    """One tensor of a parameter's state before its first update, as the optimizer would create it."""
+    """A tensor of a parameter's state before its first update, as the optimizer would create it. `key`: name of the
+    tensor."""
     if isinstance(optimizer, AdamWOnHost):
         return adamw_on_host.empty_state(parameter, key)
     if key == "step":  # AdamW's fused kernel counts steps on the device

@@ -1,7 +1,7 @@
 """Loss scaling for fp16 with sharded gradients.
 
 torch's `GradScaler` looks for Inf in the gradients of one process, but here all ranks must reach the same decision. So
-the global norm is tested, which is equal on all ranks, and not finite if any gradient on any rank is not.
+the global norm is tested. It is equal on all ranks, and is not finite if any gradient on any rank is not finite.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LossScaler:
     good_steps: int = 0
 
     def absorbs(self, norm: float) -> bool:
-        """True if a norm that is not finite may come from the scale rather than from the model; halves the scale then.
+        """Return True, and halve the scale, if `norm` is not finite and the scale may be the cause.
 
         False at the lowest scale, where an overflow comes from the model.
         """

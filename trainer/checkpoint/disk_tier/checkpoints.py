@@ -1,12 +1,12 @@
 """Checkpoints on disk: sharded, hashed, published by one rename, written in the background.
 
     disk = DiskCheckpoints(run.checkpoints, training, recorder, keep=3)
-    disk.open(); loaded = disk.load_newest(ledger)      # all ranks; None if there is none
+    disk.open(); loaded = disk.load_newest(ledger)      # all ranks; None without a checkpoint
     disk.start_save(copy, extra={"ledger": {...}})      # all ranks; returns immediately
     disk.advance(sums)                                  # all ranks, once a step, with the sums of `disk.vote()`
     disk.settle()                                       # all ranks: wait for the save in progress
 
-Saving: a folder is named `step-00000050.1.a0.tmp` while it is written (number of the save, attempt). Its manifest is
+Saving: while a folder is written, its name is `step-00000050.1.a0.tmp` (save 1, attempt 0). Its manifest is
 written last, then one rename gives it its final name; `trainer.checkpoint.disk_tier.saving` has the stages. Only one
 save is written at a time. A folder that must not be used again is renamed to `step-00000050.condemned`.
 
@@ -64,8 +64,8 @@ class DiskCheckpoints:
         self.saved: list[int] = []
         """Steps of verified checkpoints that this run may restore, oldest first; the same on all ranks."""
         self.unread: set[int] = set()
-        """Steps whose files are complete but could not be read back, so that they are verified when loaded; the same on
-        all ranks."""
+        """Steps whose files are complete but could not be read back. They are verified when they are loaded. The same
+        on all ranks."""
         self.states = States()
         """Maintained by rank 0 only."""
         self.background = ThreadPoolExecutor(1, thread_name_prefix="rankscope-save")
@@ -108,12 +108,12 @@ class DiskCheckpoints:
         late_extra: Callable[[], Mapping[str, Any]] = dict,
         stall_ns: int = 0,
     ) -> None:
-        """Start writing a checkpoint of the state in `copy`. All ranks; none may be `busy`. `stall_ns` is recorded.
+        """Start writing a checkpoint of the state in `copy`. All ranks; not while `busy`. `stall_ns` is recorded.
 
         `late_extra` is called in the background on rank 0, for values that take long to compute."""
         assert self._save is None
         start = time.monotonic_ns()
-        # Names and shapes rarely change (for instance when the optimizer state is allocated), and then on all ranks.
+        # Names and shapes rarely change, e.g. when the optimizer state is allocated, and always on all ranks at once.
         if self._plan is None or self._planned != layout_of(copy.tensors):
             self.prepare()
         assert self._plan is not None
@@ -192,17 +192,17 @@ class DiskCheckpoints:
                 self._report_problem(f"{self.folder.name} cannot be written: {failure.strerror}")
 
     def newest(self, ledger: Ledger) -> int:
-        """Step of the newest finished checkpoint without the update of a batch that was skipped later; -1 if there is
+        """Step of the newest finished checkpoint that contains no update of a batch skipped later; -1 if there is
         none. All ranks."""
         steps, stale = self._scan(ledger)
         return max((step for step in steps if step not in stale), default=-1)
 
     def load_newest(self, ledger: Ledger) -> Loaded | None:
-        """Load the newest checkpoint whose hashes match; condemn those whose hashes do not. All ranks.
+        """Load the newest checkpoint with matching hashes. Newer ones, whose hashes differ, are condemned. All ranks.
 
-        A checkpoint with the update of a batch that was skipped later is also condemned: the run ended before the
-        rollback. Raises CheckpointError if checkpoints exist and none is usable (the user must start over explicitly),
-        StorageError, LoadError."""
+        A checkpoint with the update of a batch that was skipped later is also condemned, because the run ended before
+        it could roll back. Raises CheckpointError if checkpoints exist but none is usable (the user must start over
+        explicitly), StorageError, LoadError."""
         steps, stale = self._scan(ledger)
         candidates = [step for step in steps if step not in stale] or steps
         for step in reversed(candidates):
@@ -259,8 +259,8 @@ class DiskCheckpoints:
             path = self.path(step)
             target = path.with_name(path.name + ".condemned")
             with contextlib.suppress(OSError):
-                self._discard(older_of(path))  # or the next attempt would recover it
-                self._discard(target)  # which checks the fence
+                self._discard(older_of(path))  # otherwise the next attempt would recover it
+                self._discard(target)  # also checks the fence
                 path.rename(target)
                 note_reason(target, reason, is_damaged=is_damaged)
 
@@ -271,8 +271,8 @@ class DiskCheckpoints:
             self.condemn(other, reason)
 
     def prune(self, good_step: int | None) -> None:
-        """Remove all checkpoints except the newest `keep` good ones, those kept forever, and those not yet known to be
-        good.
+        """Remove all checkpoints except the newest `keep` good ones, the ones kept forever, and the ones not yet known
+        to be good.
 
         The newest good one is never removed. All ranks.
         """
@@ -294,7 +294,7 @@ class DiskCheckpoints:
                     self._discard(path)
 
     def mark_good(self, steps: list[int]) -> None:
-        """Mark checkpoints as good that enough healthy steps have followed."""
+        """Mark these checkpoints as good: enough healthy steps have followed each of them."""
         for step in steps:
             if self.states.of(step) == "verified":
                 self._report(step, "good")
@@ -314,7 +314,9 @@ class DiskCheckpoints:
         }
 
     def _abort_save(self, save: Save) -> None:
-        """Abort a save that failed on some rank or was condemned, when no rank is pending."""
+        """End a save that failed on some rank or was condemned, once no rank is working on it.
+
+        If the only problem is that the files cannot be read back now, the new checkpoint is kept."""
         self._save = None
         save.release()
         if not save.cancelled:
@@ -354,7 +356,8 @@ class DiskCheckpoints:
         return steps, set(stale)
 
     def _from_disk(self, read: Callable[[], _T]) -> _T:
-        """Share what rank 0 reads from the folder, as JSON. All ranks. Raises StorageError if it cannot be read now."""
+        """Send all ranks, as JSON, what rank 0 reads from the folder. All ranks. Raises StorageError if the folder
+        cannot be read now."""
         found, problem = None, ""
         if self.is_chief:
             try:
@@ -377,7 +380,7 @@ class DiskCheckpoints:
         return ledger.trained_on_skipped(then, values.position.batch_index)
 
     def _discard(self, path: Path) -> None:
-        """Rename a folder immediately, and delete it in the background, which may take long."""
+        """Rename a folder immediately, and delete it in the background, because deleting may take long."""
         fence.check()
         trash = fence.scratch(path.with_name(f"{path.name}.{time.monotonic_ns()}"))
         with contextlib.suppress(OSError):

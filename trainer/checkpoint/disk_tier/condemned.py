@@ -32,7 +32,7 @@ def note_reason(folder: Path, reason: str, *, is_damaged: bool) -> None:
 def condemned_as_damaged(checkpoints: Path) -> list[str]:
     """Names of condemned folders that may be damaged, oldest first.
 
-    Raises OSError if that cannot be read now.
+    Raises OSError if the folders cannot be read now.
     """
     condemned = [name for name in subfolders(checkpoints) if re.fullmatch(r"step-.*\.condemned", name)]
     return [name for name in condemned if not _is_whole(checkpoints / name)]

@@ -18,12 +18,12 @@ STEP_NAME = re.compile(r"step-(\d{8,18})")
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps of the finished checkpoints in a folder, oldest first. Raises OSError if it cannot be read now."""
+    """Steps of the finished checkpoints in a folder, oldest first. Raises OSError if the folder cannot be read now."""
     return sorted(int(match[1]) for name in subfolders(folder) if (match := STEP_NAME.fullmatch(name)))
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, sorted; none if it does not exist. Raises OSError if it cannot be read now."""
+    """Sorted names of the subfolders; empty if `folder` does not exist. Raises OSError if it cannot be read now."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))

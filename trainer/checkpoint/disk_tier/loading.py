@@ -30,8 +30,8 @@ __all__ = ["LoadError", "Loaded", "load_folder"]
 
 
 class LoadError(RuntimeError):
-    """A checkpoint with matching hashes cannot be loaded (too little memory, a lost rank, a different model). One-line
-    message."""
+    """A checkpoint cannot be loaded although its hashes match: too little memory, a lost rank, a different model. The
+    message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Loaded:
     values: Values
     extra: Mapping[str, Any]
     signature: Mapping[str, Any] = field(default_factory=dict)
-    """Signature of this rank's state when saved, if on the same mesh: see `trainer.checkpoint.continuity`."""
+    """Signature of this rank's state at the save; empty if the mesh was different (`trainer.checkpoint.continuity`)."""
 
 
 def load_folder(folder: Path, training: Training) -> Loaded:
@@ -88,8 +88,8 @@ def _read(folder: Path, training: Training) -> None:
 
 
 def _on_all_ranks(action: Callable[[], None], *, otherwise: type[CheckpointError | LoadError]) -> None:
-    """Run `action` on all ranks. On any failure raises StorageError if storage failed on a rank, or else `otherwise`,
-    with the first error.
+    """Run `action` on all ranks. If it fails on any rank, raise the first error on all ranks: as StorageError if the
+    storage of a rank failed, else as `otherwise`.
     """
     failed, error = _attempt(action)
     if storage := first_error(error if failed else ""):
@@ -99,8 +99,8 @@ def _on_all_ranks(action: Callable[[], None], *, otherwise: type[CheckpointError
 
 
 def _attempt(action: Callable[[], None]) -> tuple[bool, str]:
-    """Run `action`; returns (True if storage failed, error in one line or ""). torch's checkpoint error is not an
-    Exception.
+    """Run `action`; returns (True if storage failed, error in one line or ""). Also catches torch's checkpoint error,
+    which is not an Exception.
     """
     try:
         action()

@@ -1,5 +1,4 @@
-"""The manifest of a checkpoint folder, which is written last: files with sizes and BLAKE2b hashes, and their
-verification.
+"""The manifest of a checkpoint folder: names, sizes and BLAKE2b hashes of its files. It is written last.
 
     write_manifest(folder, {"step": 50, ...}, files={"__0_0.distcp": FileDigest(bytes=123, blake2b="...")})
     manifest = read_manifest(folder)            # raises CheckpointError unless it is intact
@@ -50,15 +49,15 @@ _CHUNK_BYTES = 4 << 20
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used; one line with its name and the reason."""
+    """A checkpoint cannot be used. The message is one line with its name and the reason."""
 
 
 class StorageError(Exception):
-    """The storage of checkpoints cannot be read or written now; one line. This proves nothing about the files."""
+    """The storage of checkpoints cannot be read or written now. The message is one line. The files may be intact."""
 
 
 CONCLUSIVE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
-"""Error numbers that prove a missing file, a link, or a file that is not regular."""
+"""Error numbers which prove that a file is missing, is a link or is not a regular file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,20 +95,22 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest and verify its own hash. Raises CheckpointError if it is damaged, StorageError."""
+    """Read the manifest and verify its own hash. Raises CheckpointError if it is damaged, StorageError if it cannot be
+    read now."""
     return _confirmed(folder, MANIFEST_NAME, lambda again: _read_manifest(folder, from_disk=again))
 
 
 def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str], *, from_disk: bool = False) -> None:
-    """Compare files with the manifest. Raises CheckpointError for the first file that differs, and StorageError."""
+    """Compare files with the manifest. Raises CheckpointError for the first file that differs, StorageError if a file
+    cannot be read now."""
     for name in names:
         _confirmed(folder, name, partial(_verify_file, folder, manifest, name, from_disk))
 
 
 def _confirmed(folder: Path, name: str, read: Callable[[bool], _T]) -> _T:
-    """Return `read(False)`, or if that finds damage `read(True)`, which reads from the disk.
+    """Return `read(False)`. If it finds damage, return `read(True)`, which bypasses the page cache.
 
-    Raises CheckpointError only if both find the same damage.
+    Raises CheckpointError only if both calls find the same damage.
     """
     try:
         return _read_or_explain(folder, name, lambda: read(False))

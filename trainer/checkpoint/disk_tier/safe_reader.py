@@ -1,4 +1,4 @@
-"""torch's checkpoint reader, restricted so that `.metadata` can only name the classes of a checkpoint's description.
+"""torch's checkpoint reader, restricted: the pickle `.metadata` may name only the classes that describe a checkpoint.
 
     reader = SafeReader(folder)
     reader.read_metadata()          # CheckpointError for a pickle that names anything else

@@ -63,7 +63,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class SavePlan:
-    """The plan of one rank; `items_by_rank` and `metadata` are rank 0's."""
+    """The plan of one rank. `items_by_rank` and `metadata` exist on rank 0 only."""
 
     rank: int
     items: list[WriteItem]

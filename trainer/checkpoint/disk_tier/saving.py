@@ -137,7 +137,7 @@ class Save:
             self._copy = None
 
     def cancel(self) -> None:
-        """Prevent the final rename; `renamed` is True if the folder already has its final name."""
+        """Prevent the final rename. Afterwards `renamed` says whether the folder already had its final name."""
         with self._naming:
             self._cancelled = True
 
@@ -209,7 +209,7 @@ class Save:
         return self.scratch / f"__{rank}.json"
 
     def _read_note(self, rank: int) -> tuple[Shard, dict[str, int]]:
-        """Read and remove a rank's note about its shard, since it is not part of the checkpoint."""
+        """Read a rank's note about its shard, and remove the note, which is not part of the checkpoint."""
         path = self._note(rank)
         try:
             note = json.loads(path.read_bytes())
@@ -223,13 +223,13 @@ class Save:
 
 
 def older_of(final: Path) -> Path:
-    """Path of an older checkpoint of the same step until the newer one is verified."""
+    """Path at which an older checkpoint of the same step is kept until the newer one is verified."""
     return final.with_name(final.name + _OLDER)
 
 
 def recover_older(folder: Path) -> None:
-    """Restore the names of older checkpoints that an interrupted save left aside, or remove them if the newer one
-    exists. Called at the start of an attempt, after `fence.sweep`. Raises OSError.
+    """Restore the names of older checkpoints that an interrupted save moved aside; if the newer one exists, remove the
+    older one instead. Called at the start of an attempt, after `fence.sweep`. Raises OSError.
     """
     names = subfolders(folder)
     for name in names:

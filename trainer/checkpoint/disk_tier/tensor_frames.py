@@ -6,8 +6,8 @@
     torch.load(path, weights_only=True)     # the tensor
 
 torch's legacy (non-zip) format ends with the tensor's bytes, and the header before them depends only on shape and type.
-So the saving thread makes no large copies, and holds the GIL only for microseconds, because hashing and writing release
-it; the training thread does not wait for the GIL.
+So the saving thread makes no large copies. Hashing and writing release the GIL, so the thread holds it only for
+microseconds, and the training thread does not wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 __all__ = ["HashedFile", "Headers", "bytes_of"]
 
 _BUFFER_BYTES = 256 << 10
-"""Smaller parts are buffered; larger ones are written without a copy."""
+"""Parts smaller than this are buffered. Larger parts are written without a copy."""
 _WRITE_BYTES = 4 << 20
 _PATTERN = 0x5A
 

@@ -91,8 +91,8 @@ class MemoryCopies:
         extra: Mapping[str, Any] | None = None,
         origin: Sequence[int] | None = None,
     ) -> int:
-        """Copy the current state; returns the size in bytes. `extra` and `origin` are available again after a restart.
-        `origin`: the attempt that computed the state, and its number of rollbacks until then.
+        """Copy the current state; returns the size in bytes. `extra` and `origin` are kept in the copy's note, and can
+        be read after a restart. `origin`: the attempt that computed the state, and its rollbacks until then.
         """
         if len(self._copies) >= self._limit:
             self._spare.append(self._copies.pop(0))
@@ -128,7 +128,8 @@ class MemoryCopies:
         return copy
 
     def promote(self, step: int) -> list[int]:
-        """Vet the copies that `healthy_steps` steps up to `step` have followed. Returns their steps."""
+        """Vet the copies that are at least `healthy_steps` steps older than `step`. Returns the steps of newly vetted
+        copies."""
         fresh = [copy for copy in self._copies if not copy.vetted and copy.step + self.healthy_steps <= step]
         for copy in fresh:
             copy.vetted = True
@@ -182,7 +183,7 @@ class MemoryCopies:
                 self._folder.parent.rmdir()  # done by the last rank
 
     def mesh(self) -> dict[str, Any]:
-        """The layout: a process can only adopt a copy with the same one."""
+        """The layout. A process can only adopt a copy that has the same layout."""
         training = self.training
         return {
             "sizes": dict(training.plan.sizes),
@@ -196,7 +197,7 @@ class MemoryCopies:
     # Pieces of the above.
 
     def _free(self) -> HostCopy:
-        """Buffers without borrowers.
+        """Return a copy whose buffers nobody reads.
 
         Waits if the hashing thread lags behind by more than the number of copies, so that memory stays bounded.
         """
@@ -241,6 +242,6 @@ class MemoryCopies:
             copy.sending = self.peers.offer(slot)
 
     def _remove_former(self, keep_step: int = -1) -> None:
-        """Delete this rank's copies left by former processes, except that of `keep_step`."""
+        """Delete this rank's copies left by former processes, except the one of `keep_step`."""
         assert self._folder is not None
         remove_others(self._folder, f"slot-{self._prefix}", keep_step=keep_step)

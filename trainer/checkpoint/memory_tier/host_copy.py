@@ -32,16 +32,16 @@ from trainer.training.rank_training import Training
 __all__ = ["Allocate", "HostCopy", "private_memory"]
 
 Allocate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""Host tensors with the shapes and types of the given ones."""
+"""Allocates host tensors with the names, shapes and types of the given tensors."""
 
 
 def private_memory(live: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Memory of this process; page-locked for tensors on a GPU."""
+    """Allocate memory of this process, page-locked for tensors on a GPU."""
     return {name: torch.empty_like(value, device="cpu", pin_memory=value.is_cuda) for name, value in live.items()}
 
 
 class HostCopy:
-    """Buffers and their contents. `borrowers` counts background readers."""
+    """Buffers and their contents. `borrowers`: number of background tasks that read them."""
 
     def __init__(
         self, allocate: Allocate = private_memory, slot: Slot | None = None, stream: Copying | None = None
@@ -54,9 +54,9 @@ class HostCopy:
         self.slot = slot
         """Folder of the buffers if they outlive the process."""
         self.sealing: Future[None] | None = None
-        """Hashes the slot in the background."""
+        """Background task that hashes the slot."""
         self.sending: Future[None] | None = None
-        """Sends the slot to another node after hashing."""
+        """Background task that sends the hashed slot to another node."""
         self.allocate = allocate
         self._stream = stream
         self._arrival: Arrival | None = None
@@ -90,7 +90,7 @@ class HostCopy:
         if self._stream is not None:
             self._arrival = self._stream.copy(targets, sources)
             if training.compressions:
-                self._stream.join()  # the next backward pass already writes these
+                self._stream.join()  # the next backward pass writes to the compression errors
         else:
             _copy(targets, sources)
         self.rng = rng_state(training.device)

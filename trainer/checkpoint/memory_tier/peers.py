@@ -6,13 +6,14 @@
     peers.send(slot, owner=3, to=5)          # after a restart: blocks; raises OSError
     peers.state_changes()                    # results, for the training thread to record
 
-Rank i of a node sends to rank i of the next node, which writes to slots in its shared memory, under the sender's rank.
-Bytes go from shared memory to shared memory through a socket, in pieces, so neither side needs another copy or holds
-the GIL. The receiver verifies the hash before it writes the note (the copy's metadata file).
+Rank i of a node sends to rank i of the next node. The receiver writes to slots in its node's shared memory, in a folder
+named after the sender's rank. Bytes go from shared memory to shared memory through a socket, in pieces, so neither side
+needs another copy or holds the GIL. The receiver verifies the hash before it writes the note, the file with the copy's
+metadata.
 
 The socket is separate from the process groups, so a dead peer causes an error in a background thread and blocks no
-collective. It listens only if there are several nodes, at the address by which this node reaches the rendezvous store,
-and drops connections that do not begin with the secret exchanged by the ranks.
+collective. A rank listens only if there are several nodes, at the address from which this node reaches the rendezvous
+store. It drops connections that do not start with the secret that the ranks have exchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from trainer.checkpoint.memory_tier.slots import Slot, remove_others
 __all__ = ["PeerCopies", "rank_folder"]
 
 TIMEOUT_S = 20.0
-"""Seconds without a byte after which the connection is given up."""
+"""Seconds without data after which the connection is closed."""
 MAX_HEADER_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
 _SECRET_BYTES = 32
@@ -104,8 +105,8 @@ class PeerCopies:
     # Called in the training thread.
 
     def offer(self, slot: Slot) -> Future[None] | None:
-        """Send a sealed copy to the partner in the background. Returns None without a partner, or if the previous copy
-        is still being sent; then this one is skipped, so that at most one buffer is in use.
+        """Send a sealed copy to the partner in the background. If there is no partner, or the previous copy is still
+        being sent, the copy is skipped and None returned, so that sending uses at most one buffer.
         """
         if self.partner is None:
             return None
@@ -136,7 +137,7 @@ class PeerCopies:
         return self._ranks[rank].node
 
     def remove(self, *, at_end: bool) -> None:
-        """Free the memory with copies of other ranks. `at_end`: also reject copies that arrive later, from ranks that
+        """Free the memory that holds copies of other ranks. `at_end`: from now on also reject copies from ranks that
         have not ended yet.
         """
         if at_end:
@@ -192,7 +193,7 @@ class PeerCopies:
     # Receiving.
 
     def _serve(self, listener: socket.socket) -> None:
-        """Serve one connection at a time: a rank has one partner, and after a restart a few senders."""
+        """Serve one connection at a time, which is enough: usually one rank sends, after a restart a few."""
         while True:
             connection, _ = listener.accept()
             with connection:
@@ -244,8 +245,8 @@ class PeerCopies:
 
 
 def _partners(nodes: list[int]) -> list[int | None]:
-    """For each rank, the one with the same index on the next node; if that node has fewer ranks, they are shared. None
-    for a single node. `nodes`: the node of each rank.
+    """Return each rank's partner: the rank with the same index on the next node. If that node has fewer ranks, several
+    ranks share a partner. All are None with a single node. `nodes`: the node of each rank.
     """
     partners: list[int | None] = [None] * len(nodes)
     by_node: dict[int, list[int]] = {}
@@ -269,7 +270,7 @@ def _listen() -> tuple[socket.socket, str]:
         own = probe.getsockname()[0]
     if own != address[0]:
         return socket.create_server((own, 0), family=family), own
-    # This node hosts the store. Others reach it by that name, which may resolve to loopback here.
+    # This node hosts the store. Others reach it by the name `store_host`, which may resolve to loopback here.
     bound = own if ipaddress.ip_address(own).is_loopback else ""
     return socket.create_server((bound, 0), family=family), store_host
 

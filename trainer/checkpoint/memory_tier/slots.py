@@ -2,16 +2,16 @@
 
     slot = Slot(folder / "rank-00003" / "slot-0")
     tensors = slot.allocate(live)               # raises OSError if there is no room
-    slot.invalidate(); ...copy...               # an unfinished copy must not look complete
+    slot.invalidate(); ...copy...               # first invalidate: an unfinished copy must not look complete
     slot.seal({"step": 40, ...}, tensors)       # in the background: hash, then the note that makes it valid
     slot.vet()                                  # healthy steps followed
     note, tensors, rng = slot.open()            # in the next attempt; raises CheckpointError unless the hashes agree
     slot.receive(size, fill, note)              # a copy that another node sends
 
 A slot is three files: the tensors' bytes, a note (written last, by a rename, with the hash of the bytes and of the
-note), and a mark once it is vetted. They survive a killed process, because the kernel owns the pages. A later process
-never writes to files of an earlier one, and reads them into private memory before it compares the hash, because the
-earlier process may be stopped rather than dead, and resume in the middle of a copy.
+note), and a mark once it is vetted. The files survive a killed process, because the kernel owns their pages. A later
+process never writes to files of an earlier one, and reads them into private memory before it compares the hash. The
+reason is that the earlier process may be stopped rather than dead, and may resume in the middle of a copy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger("rankscope.trainer")
 
 _ALIGNMENT = 64
 _LARGEST_SHARE = 0.5
-"""Share of free shared memory for all copies of all ranks of a node; data workers need some, too."""
+"""Maximum share of the free shared memory used by the copies of all ranks of a node. Data workers need the rest."""
 
 
 class Slot:
@@ -103,9 +103,9 @@ class Slot:
         self._write_note(json.dumps(note | {"digest": _digest(note)}))
 
     def receive(self, size: int, fill: Callable[[memoryview], None], note_text: str) -> None:
-        """Let `fill` write the bytes for a note from another node; the note is kept only if the hash matches.
+        """Receive a copy from another node: `fill` writes the bytes, `note_text` is kept only if their hash matches.
 
-        Raises CheckpointError if it does not match, and any error from `fill`. Memory is reused for the next copy.
+        Raises CheckpointError if it does not match, and any error from `fill`. The memory is reused for the next copy.
         """
         self.invalidate()
         region = self._map if self._map is not None and len(self._map) == size else self._reserve(size, 1)
@@ -146,8 +146,8 @@ class Slot:
             raise CheckpointError(f"copy in {self.path.name}: {error.strerror}") from None
 
     def open(self) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-        """Read note, tensors and random generators left by a former process. Raises CheckpointError unless the hashes
-        match.
+        """Read the note, the tensors and the states of random generators that a former process left. Raises
+        CheckpointError unless the hashes match.
         """
         note = self.note()
         try:
@@ -162,13 +162,13 @@ class Slot:
 
     @staticmethod
     def all_in(folder: Path) -> list[Slot]:
-        """Slots with a note left by former processes of this rank."""
+        """Slots in `folder` that have a note, left by former processes."""
         return [Slot(path.with_suffix("")) for path in sorted(folder.glob("slot-*.json"))]
 
 
 def remove_others(folder: Path, prefix: str, *, keep_step: int = -1) -> None:
-    """Delete all slots, including unfinished ones, except those whose name begins with `prefix` and the copy of one
-    step.
+    """Delete all slots, including unfinished ones. Slots whose name starts with `prefix`, and the copy of `keep_step`,
+    are kept.
     """
     kept = {slot.path.name for slot in Slot.all_in(folder) if slot.step == keep_step}
     for path in folder.glob("slot-*"):

@@ -1,14 +1,14 @@
 """Restore from in-memory copies that outlived their processes: choose one state for all ranks, and give each rank its
 part.
 
-    found = newest_survivor(folder, mesh, rank, world_size, peers, ledger, min_step=40)     # all ranks; None if none
+    found = newest_survivor(folder, mesh, rank, world_size, peers, ledger, min_step=40)     # all ranks; or None
     found.copy, found.note              # this rank's part, with its hash verified
 
 1. Every node lists the copies in its shared memory: copies of this node's ranks, and copies that it keeps for others.
 2. A state is usable if every rank's part is on some node, healthy steps followed it, and no batch in it was skipped
    later. The newest is tried first.
 3. A rank whose node lacks its part (a different node, or lost memory) receives it from a node that has it.
-4. If a hash differs on any rank, the next location and then the next state is tried.
+4. If a hash differs on any rank, the next location is tried, and after the last location the next state.
 
 A restarted process may have a different rank and thus a different part, so parts are looked up by rank. A state is
 identified by its step and its origin (the attempt, and its number of rollbacks when the copy was taken), so that a copy
@@ -55,7 +55,7 @@ class _StoredCopy:
 
     node: int
     keeper: int
-    """Rank that listed it and can send it."""
+    """Rank that listed this copy and can send it."""
     owner: int
     state: State
     name: str
@@ -64,7 +64,7 @@ class _StoredCopy:
 
 
 def state_of(note: Mapping[str, Any]) -> State:
-    """State of a note's copy. Raises KeyError, TypeError or ValueError for a malformed note."""
+    """State of the copy that a note describes. Raises KeyError, TypeError or ValueError for a malformed note."""
     attempt, num_rollbacks = note["origin"]
     return int(note["values"]["position"]["step"]), int(attempt), int(num_rollbacks)
 
@@ -75,7 +75,7 @@ def newest_survivor(
 ) -> Survivor | None:  # fmt: skip
     """Return this rank's part of the newest usable state whose step is at least `min_step`. All ranks; collective.
 
-    `mesh`: the layout, which must be equal for a copy to fit, except for "rank".
+    `mesh`: the layout. A copy fits if its layout is the same, except for "rank".
     """
     listed = [] if folder is None else [asdict(stored) for stored in _list(folder, mesh, rank, ledger)]
     stored = [
@@ -91,7 +91,8 @@ def newest_survivor(
 
 
 def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> Iterable[_StoredCopy]:
-    """Usable copies on this node. The node's ranks share the work: each reads the copies of some owners."""
+    """List the copies on this node that fit the layout. The node's ranks share the work: each reads those of some
+    owners."""
     local_rank, count = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     for place in sorted(folder.glob("rank-*")):
         for slot in Slot.all_in(place):
@@ -113,11 +114,11 @@ def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> I
 
 
 def _usable(stored: list[_StoredCopy], world_size: int) -> list[State]:
-    """States that every rank has somewhere, newest first."""
+    """States that were vetted, contain no skipped batch, and have every rank's part on some node; newest first."""
     usable = []
     for state in {each.state for each in stored}:
         parts = [each for each in stored if each.state == state]
-        # Steps are healthy for the whole run, so a copy vetted by one rank is vetted for all.
+        # A step is healthy on all ranks or on none, so a copy vetted by one rank counts as vetted on all.
         is_vetted, is_stale = any(each.vetted for each in parts), any(each.stale for each in parts)
         if is_vetted and not is_stale and {each.owner for each in parts} >= set(range(world_size)):
             usable.append(state)
@@ -127,7 +128,8 @@ def _usable(stored: list[_StoredCopy], world_size: int) -> list[State]:
 def _collect(
     parts: list[_StoredCopy], folder: Path | None, rank: int, world_size: int, peers: PeerCopies | None
 ) -> Survivor | None:
-    """Fetch every rank's part of a state from a location with an intact copy; None on all ranks if one is lost."""
+    """Fetch every rank's part of a state from a location with an intact copy. Returns this rank's part; None on all
+    ranks if any part is lost."""
     nodes = gather_from_all(this_node())
     at = {(each.owner, each.node, each.name): each for each in parts if each.owner < world_size}
     places: dict[int, list[_StoredCopy]] = {owner: [] for owner in range(world_size)}
@@ -147,7 +149,7 @@ def _collect(
                 with contextlib.suppress(OSError, CheckpointError):  # the owner notices that nothing arrived
                     slot = Slot(rank_folder(folder, owner) / stored.name)
                     peers.send(slot, owner=owner, to=owner, name=arrived[owner])
-        gather_from_all(None)  # what was sent has arrived
+        gather_from_all(None)  # a barrier: after it, everything sent has arrived
         if rank in missing and folder is not None:
             found = _open(rank_folder(folder, rank) / arrived[rank], tried[rank].state)
         has_it = gather_from_all(rank not in missing or found is not None)
@@ -168,13 +170,13 @@ def _open(path: Path, state: State) -> Survivor | None:
 
 
 def _arrival(stored: _StoredCopy) -> str:
-    """Name on the owner's node of a copy received from another node."""
+    """Name that a copy from another node gets on its owner's node."""
     return f"slot-from-{stored.node}-in-{fence.held_attempt()}-{stored.name.removeprefix('slot-')}"
 
 
 def remove_unused(folder: Path | None, peers: PeerCopies | None, rank: int) -> None:
-    """Free memory on each node for ranks that have gone or no longer keep copies there. Collective; all removals are
-    done when it returns, so new copies may be taken.
+    """Delete on each node the copies of ranks that are gone or no longer keep copies there. Collective; all removals
+    are done when it returns, so new copies may be taken.
     """
     nodes = gather_from_all({"node": this_node(), "keeps": [rank, *(peers.hosted if peers is not None else ())]})
     here = [other for other, each in enumerate(nodes) if each["node"] == this_node()]

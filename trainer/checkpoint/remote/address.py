@@ -32,7 +32,7 @@ __all__ = ["RemoteError", "RemoteFolder"]
 _T = TypeVar("_T")
 TRIES = 4
 FIRST_WAIT_S = 0.5
-"""Seconds before the second attempt, doubled before each further one. s3fs itself retries five times within seconds."""
+"""Seconds before the second attempt, doubled before each further attempt. s3fs itself retries five times in seconds."""
 _S3_OPTIONS = {
     "use_listings_cache": False,
     "config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 0}},
@@ -49,7 +49,7 @@ retry in addition to s3fs.
 
 
 class RemoteError(StorageError):
-    """An address cannot be read or written now; one line."""
+    """An address cannot be read or written now. The message is one line."""
 
 
 class RemoteFolder:
@@ -74,7 +74,7 @@ class RemoteFolder:
     @contextlib.contextmanager
     def limit(self, seconds: float, advice: str) -> Iterator[None]:
         """Limit the total time (seconds) of requests from any thread until the block ends. With s3fs, gcsfs and adlfs,
-        running requests other than moves are cancelled; a synchronous package completes a running one.
+        running requests other than moves are cancelled. With a synchronous package, a running request is completed.
         """
         self._limit_s, self._limit_advice, self._deadline = seconds, advice, time.monotonic() + seconds
         try:
@@ -151,13 +151,13 @@ class RemoteFolder:
         return f"{self._root}/{name}"
 
     def _timeout(self) -> dict[str, float]:
-        """Keyword argument `timeout` of a request: the time that is left of the limit; empty without a limit."""
+        """Keyword argument `timeout` of a request, with the seconds left of the limit; empty without a limit."""
         if self._deadline == math.inf or not isinstance(self._fs, AsyncFileSystem):
             return {}
         return {"timeout": max(0.001, self._deadline - time.monotonic())}
 
     def _try(self, done: str, name: str, action: Callable[[], _T]) -> _T:
-        """Return the result of `action`, which is retried after any error, because each package has different error
+        """Call `action` and return its result. It is retried after any error, because each package has different error
         classes.
         """
         for number in range(self._tries):

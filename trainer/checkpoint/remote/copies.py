@@ -13,7 +13,7 @@
 | `condemned/step-00000050.json`, `condemned/<blake2b>` | a checkpoint or file that did not match its hash |
 | `run.json`, `ledger.json` | what a launch on another machine needs in addition |
 
-One process writes; any number read.
+Only one process may write; any number may read.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class RemoteCopies:
         try:
             used = {digest for raw in self._manifests.values() for digest in _hashes(raw)}
         except (ValueError, KeyError, TypeError, AttributeError):
-            return  # a manifest cannot be read: its files may be any of these
+            return  # a manifest is malformed, so any of the objects may belong to it
         unused = sorted(self._objects.keys() - used)
         self.folder.remove(f"objects/{digest}" for digest in unused)
         for digest in unused:
             del self._objects[digest]
 
     def fetch(self, step: int, into: Path, *, condemn: bool = True) -> Path:
-        """Download a checkpoint to the folder `into`. Returns its folder, whose hashes match.
+        """Download a checkpoint into a new subfolder of `into`, and verify its hashes. Returns the subfolder.
 
         Raises CheckpointError if the remote checkpoint is damaged, as proven by fetching it twice; with `condemn` it is
         then moved aside.
@@ -162,8 +162,8 @@ class RemoteCopies:
                 return
 
     def _condemn(self, step: int, damaged: Iterable[str]) -> None:
-        """Move a damaged checkpoint aside, with the files that do not match their names, so that they are sent
-        again.
+        """Move a damaged checkpoint aside, together with the files that do not match their names. The files can then be
+        uploaded again.
         """
         raw = self._manifests.pop(step)
         self.folder.write(f"condemned/step-{step:08d}.json", raw)
@@ -177,7 +177,8 @@ class RemoteCopies:
 def _run_concurrently(action: Callable[[str], None], names: Iterable[str]) -> None:
     """Call `action` for every name, in up to `TRANSFERS` threads. Raises the first error.
 
-    Daemon threads are used because an exiting interpreter waits for those of a pool, and slow storage may take hours.
+    The threads are daemons, because an exiting interpreter waits for the threads of a pool, and slow storage may take
+    hours.
     """
     due = queue.SimpleQueue[str]()
     for name in sorted(names):

@@ -26,10 +26,10 @@ _NAME = re.compile(r"\w[\w.-]{0,199}")
 
 @contextlib.contextmanager
 def fetched_run(path: str, *, step: int | None) -> Iterator[Path]:
-    """Yield `path` itself, or for an address a folder with the run's `run.json`, ledger and checkpoint (None: the
-    newest).
+    """Yield a run's folder: `path` itself, or if it is an address, a temporary folder with the run's `run.json`, ledger
+    and checkpoint of `step` (None: the newest).
 
-    Raises CheckpointError if there is none or it is damaged, and RemoteError.
+    Raises CheckpointError if the checkpoint does not exist or is damaged, and RemoteError.
     """
     if "://" not in path:
         yield Path(path)
@@ -52,5 +52,5 @@ def fetched_run(path: str, *, step: int | None) -> Iterator[Path]:
                 for each in {name, copy_of(Path(name)).name} if name == LEDGER_NAME else {name}:
                     (local / each).write_bytes(content)
         copies.fetch(chosen, checkpoints, condemn=False)
-        name = RunDir(run).recorded_id()  # commands call a run by its folder's name, which here is temporary
+        name = RunDir(run).recorded_id()  # commands name a run after its folder, which is temporary here
         yield run.rename(run.with_name(name)) if _NAME.fullmatch(name) else run

@@ -68,7 +68,7 @@ class CheckpointMirror:
         self._seen: set[int] = set()
         """Steps whose local checkpoints were finished while this process ran."""
         self._refused: set[tuple[int, bytes]] = set()
-        """Steps of damaged local checkpoints."""
+        """(step, manifest) of local checkpoints that were found damaged and are not sent."""
         self._ledger = b""
         self._reported = ""
         self._stop = threading.Event()
@@ -80,8 +80,9 @@ class CheckpointMirror:
         """Fetch the newest remote checkpoint if it is newer than all local ones, and return its step or None. Then
         write the run's description to the address.
 
-        If its hashes do not match, the previous one is fetched. Raises RemoteError if this fails and there is no local
-        checkpoint, or if the address cannot be written: a run that cannot save as configured must not start.
+        If the hashes of a remote checkpoint do not match, the previous one is fetched. If the address cannot be read or
+        written, or holds only damaged checkpoints, a run without a local checkpoint must not start: raises RemoteError.
+        With a local checkpoint, the failure is only recorded.
         """
         local: list[int] = []
         resume = self._config.resume
@@ -186,7 +187,7 @@ class CheckpointMirror:
         return unread
 
     def _due(self, copies: RemoteCopies, local: dict[int, bytes]) -> list[int]:
-        """Steps to be sent, newest first."""
+        """Steps of the local checkpoints to be sent, newest first."""
         due = (step for step, raw in local.items() if not copies.holds(step, raw) and (step, raw) not in self._refused)
         return sorted(due, reverse=True)
 
@@ -210,7 +211,8 @@ class CheckpointMirror:
                 self._ledger = content
 
     def _retired(self, copies: RemoteCopies, local: dict[int, bytes]) -> list[int]:
-        """Remote steps to remove: removed locally while this process ran, or older than all that are kept."""
+        """Remote steps to remove: the local checkpoint was condemned, or removed while this process ran, or the step is
+        older than all steps that are kept."""
         try:
             names = set(os.listdir(self._run.checkpoints))
         except FileNotFoundError:
@@ -229,7 +231,8 @@ class CheckpointMirror:
         return found
 
     def _finished(self) -> tuple[dict[int, bytes], dict[int, str]]:
-        """{step: manifest} of finished local checkpoints, and {step: why it cannot be read now}. Raises OSError."""
+        """{step: manifest} of finished local checkpoints, and {step: reason} of those that cannot be read now. Raises
+        OSError."""
         found, unread = {}, {}
         for step in checkpoint_steps(self._run.checkpoints):
             try:
@@ -243,7 +246,8 @@ class CheckpointMirror:
     # After they ended.
 
     def close(self, *, limit_s: float = END_S) -> str:
-        """Send the rest. Returns "" if the newest checkpoint has been sent, else the reason. A signal ends the wait."""
+        """Send what is left. Returns "" if the newest checkpoint has been sent, else the reason. A signal ends the
+        wait."""
         self._stop.set()
         given_up = threading.Event()
 
@@ -308,7 +312,7 @@ class CheckpointMirror:
 
 
 def _line(error: Exception) -> str:
-    """Describe what cannot be read, and why."""
+    """One line that says what cannot be read, and why."""
     if isinstance(error, OSError):
         return f"{error.filename or 'a checkpoint'} cannot be read now ({error.strerror or error})"
     return str(error)

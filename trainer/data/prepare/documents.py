@@ -34,9 +34,9 @@ class ReadOptions:
     """Options for reading. `text_field` empty: `text` or `content`, whichever exists."""
 
     text_field: str = ""
-    document: Literal["file", "line"] = "file"  # of text
+    document: Literal["file", "line"] = "file"  # in text files
     skip_bad: bool = False
-    refuse_nul: bool = False  # bytes: 0 ends documents
+    refuse_nul: bool = False  # for the tokenizer "bytes", whose 0 ends a document
 
 
 def is_split_by_lines(source: Source, options: ReadOptions) -> bool:
@@ -91,7 +91,7 @@ class DocumentReader:
             at = 0 if whole else piece.begin
             if at:
                 file.seek(at - 1)
-                # the rest of a line that began in the piece before; empty if a line begins here
+                # skip the rest of a line that began in the previous piece; empty if a line begins here
                 at += len(file.readline()) - 1
             while whole or at < piece.end:
                 line = file.readline(MAX_DOCUMENT_BYTES + 1)

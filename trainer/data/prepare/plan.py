@@ -78,7 +78,7 @@ def make_plan(
 
 
 def _cuts(source: Source, options: ReadOptions, shard_bytes: int) -> list[tuple[int, int, int]]:
-    """Begin, end and bytes of text of each piece."""
+    """Start, end and bytes of text of each piece. Start and end are bytes, or for Parquet row groups."""
     size = source.size_bytes
     if source.kind == "parquet":
         return _row_groups(source, shard_bytes)
@@ -116,7 +116,7 @@ def difference(saved: dict[str, Any], found: dict[str, Any]) -> str:
         return f"the tokenizer was {_tokenizer(old)} and is {_tokenizer(new)}"
     for name, value in found["options"].items():
         before = saved.get("options", {}).get(name)
-        if before != value and (name, value) != ("skip_bad", True):  # shards without bad documents are the same
+        if before != value and (name, value) != ("skip_bad", True):  # without bad documents, shards are the same
             return f"{name} was {before!r} and is {value!r}"
     before_by_name = {source["name"]: source for source in saved.get("sources", [])}
     found_by_name = {source["name"]: source for source in found["sources"]}

@@ -185,7 +185,8 @@ def _remove_records(folder: Path, plan: PreparePlan) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder exclusively; the lock ends with the process."""
+    """Lock the folder exclusively during the block, or until the process is killed. Raises DataError if another process
+    holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

@@ -146,7 +146,7 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 class _BlockHashes:
-    """Computes the block hashes of a file that is written in pieces of any size."""
+    """Hashes of a file's blocks, computed while the file is written in pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -167,7 +167,7 @@ class _BlockHashes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically, even across a power cut once the folder is synced."""
+    """Write a file atomically. It survives a power cut once the folder is synced."""
     scratch = _scratch(path)
     try:
         with scratch.open("wb") as out:

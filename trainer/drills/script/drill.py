@@ -3,8 +3,8 @@
     rows = list(script_drill(plan, ["kill", "slow_forward"], folder=Path("runs/drill-1"), keep=False))
     print_rows(rows, console)
 
-The clean run comes first: it measures the step time, of which a slowdown is a share, and any finding in it is a false
-alarm.
+The clean run comes first. It measures the step time, because the delay of a slowdown is a share of it. Any finding in
+the clean run is a false alarm.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ END_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The script with its arguments (or `-m MODULE ...`), and when each of its runs is ended."""
+    """The script with its arguments (or `-m MODULE ...`), and the limits at which each of its runs is ended."""
 
     words: tuple[str, ...]
     num_ranks: int
@@ -55,7 +55,7 @@ class Done:
 
 
 def execute(plan: Plan, faults: Sequence[InjectedFault], folder: Path) -> Done:
-    """Launch the script under `rankscope run`, and wait for its end. Several faults strike alternately."""
+    """Launch the script under `rankscope run`, and wait for its end. Several faults take turns."""
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder / "run")
     command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run.path)]

@@ -16,23 +16,24 @@ __all__ = ["SCRIPT_FAULTS", "ScriptFault", "chosen_faults"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFault:
-    """One fault: what happens, and the right finding. Without kinds, no finding is right."""
+    """One fault: what happens, and the right finding. If `kinds` is empty, every finding is a false alarm."""
 
     what: str
     kinds: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
-    """Phases or gaps of which the finding must name one; empty: any."""
+    """The finding must name one of these phases or gaps; empty: any."""
     names_rank: bool = True
     is_among: bool = False
-    """True if naming the rank among others is right, too: if two ranks differ in size, neither is evidently wrong."""
+    """True if the finding may name the rank together with others. If the sizes of two ranks differ, for instance,
+    nothing shows which one is wrong."""
     lasts: bool = False
-    """From its step to the end of the script; else it strikes once."""
+    """True if the fault acts from its step to the end of the script, False if it strikes once."""
     hangs: bool = False
     """True if the run hangs until the drill ends it."""
     least_steps: int = 0
     least_s: float = 0.0
-    """Steps and seconds that the finding needs after the fault."""
+    """Minimum steps and seconds of training after the fault, because the finding needs them."""
     allowed: tuple[str, ...] = ()
     """Kinds that may also be reported."""
 
@@ -76,8 +77,8 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
         what="a rank passes another size to an all-reduce", kinds=("hang",), hangs=True, is_among=True,
         causes=("mismatch_size", "mismatch_operation"),
     ),
-    # If a call of the same size follows, the job continues. If the skipped call was the group's last, the other ranks
-    # wait.
+    # If a call of the same size follows, the job continues. If the skipped call was the last one of the group, the
+    # other ranks hang.
     "skip_collective": ScriptFault(
         what="a rank skips its all-reduces of one step", kinds=("desync", "hang"), causes=("skipped",), hangs=True,
         allowed=("hang",),
@@ -97,7 +98,8 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
 
 
 def chosen_faults(text: str) -> list[str]:
-    """Names of `all`, `slow` or a list such as `kill,slow_forward`. Raises ValueError for an unknown one."""
+    """Names of the faults in `all`, `slow` or a list such as `kill,slow_forward`. Raises ValueError for an unknown
+    name."""
     groups = {
         "all": [name for name in SCRIPT_FAULTS if name != "none"],
         "slow": [name for name, fault in SCRIPT_FAULTS.items() if fault.kinds == ("straggler",)],

@@ -25,7 +25,8 @@ __all__ = ["ScriptRow", "median_step_s", "score"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRow:
-    """Score of one run. `seen`: "live", "after" (only post-mortem) or empty. None: not expected, or not seen."""
+    """Score of one run. `seen`: "live", "after" (only post-mortem) or empty. A field `right_...` is None if nothing was
+    seen or the fault does not determine it."""
 
     fault: str
     what: str
@@ -58,7 +59,7 @@ class ScriptRow:
         return bool(self.seen) and False not in rights
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, and whether it is right."""
+        """All fields, and `is_right`."""
         return {name: getattr(self, name) for name in self.__slots__} | {"is_right": self.is_right}
 
 
@@ -81,7 +82,7 @@ def score(fault: InjectedFault | None, done: Done) -> ScriptRow:
 
 
 def median_step_s(done: Done) -> float | None:
-    """Median duration of the steps of a run in its second half; None without steps."""
+    """Median duration of the steps in the second half of a run; None without steps."""
     with Store.open(done.run) as store:
         ((median_ns,),) = store.rows(
             "SELECT median(duration_ns) FROM steps WHERE step > (SELECT max(step) / 2 FROM steps)"
@@ -120,8 +121,7 @@ def _scored(
 
 
 def _taken_back(store: Store, found: Sequence[Finding], wanted: ScriptFault, rank: int, done: Done) -> list[str]:
-    """Live findings that the post-mortem does not repeat and that are not about the fault; they count as false alarms,
-    too."""
+    """Live findings that are neither repeated post-mortem nor about the fault. They count as false alarms, too."""
     stands = {(one.kind, tuple(one.ranks)) for one in found}
     rows = store.rows("SELECT finding_kind, finding_ranks, cause, summary FROM findings WHERE status = 'fired'")
     texts = [

@@ -1,9 +1,9 @@
-"""Faults of communication: one rank calls another collective than its peers, in another order, or none.
+"""Faults of communication: one rank calls a different collective than its peers, in a different order, or none.
 
     ARM["wrong_collective"](trigger, training)
 
-The single-call faults replace the loop's first all-reduce of the step (of the loss), as if the faulty rank had taken
-another branch in the training script.
+Faults of a single call replace the first all-reduce of the training loop in the step (that of the loss), as if the
+faulty rank had taken another branch in the training script.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults of the data: late, ended early, corrupted, or a killed loader process.
+"""Faults of the data: they are late, end early or are corrupted, or a loader process is killed.
 
 ARM["bad_batch"](trigger, training)
 """
@@ -37,7 +37,8 @@ def _arm_slow_data(trigger: Trigger, training: Training) -> None:
 
 
 class _StepClock:
-    """Seconds of a rank's own work between two calls, without waits for others and without the fault's delay."""
+    """Measures a rank's own work between two calls in seconds, without waits for other ranks and without the fault's
+    delay."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int] | None = None
@@ -111,11 +112,11 @@ def _arm_failing(trigger: Trigger, training: Training) -> None:
     for part in training.modules:
         if part.head is not None:
             part.head.register_forward_hook(after_forward)
-            part.register_forward_hook(after_forward)  # a loss in chunks does not call the head
+            part.register_forward_hook(after_forward)  # the chunked loss does not call the head
 
 
 class _Batches:
-    """Select the struck batches, in every attempt and replay; the first one is recorded."""
+    """Decides which batches are struck, in every attempt and replay. The first one is recorded."""
 
     def __init__(self, trigger: Trigger) -> None:
         self.trigger = trigger

@@ -3,8 +3,8 @@
     bit_flip@step=12,rank=2,where=parameter,tensor=blocks.1.mlp.up.weight,bit=20
 
 `where` is parameter, optimizer (its mean gradient, or the state with a full name such as `blocks.1.mlp.up.weight.step`)
-or gradient (this rank's, before it is reduced). One bit of one element, in the middle of the rank's local part of the
-tensor, is xored after the optimizer's last step and before the forward pass, when nothing else writes.
+or gradient (of this rank, before it is reduced). One bit of one element is flipped, in the middle of the rank's local
+part of the tensor. This happens between the previous optimizer step and the forward pass, when nothing else writes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from trainer.training.rank_training import Training
 __all__ = ["ARM", "flip_bit"]
 
 DEFAULT_BIT = 22
-"""The highest fraction bit of a float32: a change by up to a half, which does not show in the loss."""
+"""The highest fraction bit of a float32. Flipping it changes a number by up to a half, which does not show in the
+loss."""
 HIGHEST_EXPONENT_BIT = 30
-"""This exponent bit is zero in any gradient below 2; flipping it gives a finite number above 10^30, which would ruin
-the model.
+"""The highest exponent bit of a float32, which is zero in any gradient below 2. Flipping it gives a finite number above
+10^30, which would ruin the model.
 """
 HIGHEST_BIT = 31
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def flip_bit(tensor: Tensor, bit: int, element: int = -1) -> None:
-    """Xor one bit of a plain tensor's memory; element -1: the middle one."""
+    """Flip one bit of an element of a plain tensor. `element` -1: the middle element."""
     words = tensor.detach().view(_INTEGERS[tensor.itemsize])
     element = words.numel() // 2 if element < 0 else element
     index = tuple(int(place) for place in torch.unravel_index(torch.tensor(element), words.shape))
@@ -125,7 +126,7 @@ def _keep_from_loading(training: Training, where: str) -> None:
                 value.copy_(kept.get(name, torch.zeros_like(value)))  # a new optimizer has no state yet
         return loaded
 
-    disk.load_folder = load_but_one_part  # type: ignore[attr-defined, assignment]  # replaced on purpose, for this run only
+    disk.load_folder = load_but_one_part  # type: ignore[attr-defined, assignment]  # replaced for this run only
 
 
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {

@@ -25,8 +25,8 @@ _SPOILT_BYTES = 3 * 4096
 
 
 def distort_clock(faults: Sequence[Fault], *, rank: int) -> None:
-    """Shift this process's clock for `clock_shift`. Call it before anything is recorded, because a node's wrong clock
-    is wrong from the start.
+    """Shift this process's clock if `faults` has a `clock_shift` for this rank. Call it before anything is recorded,
+    because the clock of a real node would be wrong from the start.
     """
     shift_s = sum(f.seconds or 600.0 for f in faults if f.kind == "clock_shift" and f.rank == rank)
     if not shift_s:
@@ -63,7 +63,7 @@ def _corrupt_store(run: RunDir) -> None:
 
 
 def _only_report(run: RunDir) -> None:
-    """Only write the event with the step from which the drill counts, since the clock is already wrong."""
+    """Write only the event, at the step from which the drill counts. The clock is already wrong."""
 
 
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {

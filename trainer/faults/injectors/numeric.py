@@ -65,7 +65,7 @@ def _arm_divergence(trigger: Trigger, training: Training) -> None:
 
 
 def _scale_rate(scale: Callable[[int], float]) -> None:
-    """Change the learning rate where the training reads it, so that the record has the rate that was used."""
+    """Multiply the learning rate that the training reads, so that the scaled rate is recorded."""
     rate_of = vars(training_module)["learning_rate"]  # another fault may have changed it already
 
     def scaled(step: int, config: Config) -> float:

@@ -123,7 +123,7 @@ def _arm_kill_in_recovery(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_late_writer(trigger: Trigger, training: Training) -> None:
-    """Kill the rank; a copy that no launcher started continues to write after its attempt is over."""
+    """Kill the rank, but leave a forked copy of it, unknown to the launcher, that writes after its attempt is over."""
 
     class Dying(FaultyLoader):
         def before(self) -> None:
@@ -145,7 +145,7 @@ def _write_late(trigger: Trigger) -> NoReturn:
         late = fence.scratch(path)
         late.write_text("{}")
         fence.check()
-        late.rename(path)  # like the writer, do not check the fence a second time
+        late.rename(path)  # right after the check, as in `write_json`
     except fence.Fenced as fenced:
         trigger.recorder.event(event_kinds.FENCED, newest_attempt=fenced.newest)
     finally:

@@ -52,8 +52,8 @@ class _SlowBlock:
 
 
 class _Drag:
-    """Work added so far. Work added by one block may fall within another block's measurement, where it must not
-    count.
+    """Total work added so far. Work that one block adds may fall within another block's measurement, from which it must
+    be subtracted.
     """
 
     def __init__(self, device: torch.device, share: float, recorder: Recorder) -> None:

@@ -6,8 +6,8 @@
     devices.in_use                 # (0, 1, 3)
     devices.environment()          # {"CUDA_VISIBLE_DEVICES": "0,1,3"}; empty on a CPU
 
-Only deaths that hardware can cause count (`trainer.launcher.agent`); an exception or failed allocation explains itself.
-On a CPU a device is just an index, and is excluded in the same way.
+A death counts only if hardware can have caused it (`trainer.launcher.device_at_fault`). An exception or a failed
+allocation has another cause. On a CPU a device is just an index, and is excluded in the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GPU_FAILURES = 3
 
 
 def visible_devices(devices: Path = Path("/dev")) -> list[str]:
-    """Names of the GPUs that ranks may use: CUDA_VISIBLE_DEVICES as CUDA interprets it, else all of the machine.
+    """Names of the GPUs that ranks may use: CUDA_VISIBLE_DEVICES as CUDA interprets it, else all GPUs of the machine.
 
     An empty list hides every device, and the first invalid name ends the list.
     """

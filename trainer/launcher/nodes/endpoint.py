@@ -50,8 +50,8 @@ def await_endpoint(endpoint: str, *, within_s: float | None = None, default_port
 
 
 def await_torchrun(endpoint: str, conf: str) -> None:
-    """Wait for the node that hosts the c10d rendezvous of torchrun, unless torch hosts it here or in a file. `conf`:
-    KEY=VALUE,... as in --rdzv-conf. Raises NodeRendezvousError.
+    """Wait until the node that hosts torchrun's c10d rendezvous can be reached. Returns at once if torch hosts it on
+    this node or in a file. `conf`: KEY=VALUE,... as in --rdzv-conf. Raises NodeRendezvousError.
     """
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -65,7 +65,7 @@ def await_torchrun(endpoint: str, conf: str) -> None:
         host, _ = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
     except ValueError as error:
         raise NodeRendezvousError(f"--rdzv-endpoint {endpoint}: {error}") from None
-    with contextlib.suppress(OSError):  # the name of this machine does not resolve: torch says so
+    with contextlib.suppress(OSError):  # if this machine's name does not resolve, torch reports it
         if is_own(host) or is_rendezvous_host(host):
             return
     timeout = settings.get("read_timeout", "")

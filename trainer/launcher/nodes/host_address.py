@@ -4,8 +4,8 @@
     own_address("10.0.0.1", 29500)       # "10.0.0.7": the address from which that endpoint is reached
     gloo_interface("10.0.0.7")           # "eth1" if gloo, which resolves the name, would take the loopback; else None
 
-torch compares the endpoint with the addresses of the host's name. With a loopback name the endpoint's node does not
-recognise itself, no node hosts the store, and ranks of other nodes connect to themselves.
+torch compares the endpoint with the addresses to which the host name resolves. If these are loopback addresses, the
+endpoint's node does not recognise itself, no node hosts the store, and ranks of other nodes connect to themselves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def own_address(host: str, port: int) -> str | None:
 
 
 def gloo_interface(address: str | None) -> str | None:
-    """Return the interface to set for gloo; None if the host name resolves to an address that others can reach."""
+    """Return the network interface to set for gloo; None if the host name resolves to an address that other nodes can
+    reach."""
     if address is None or _is_loopback(address):
         return None
     known = [str(where[0]) for _, _, _, _, where in _addresses(socket.gethostname())]

@@ -3,8 +3,8 @@
     name_methods_cheaply()        # in a launcher, before its rendezvous
 
 torch records each step of a rendezvous, and each heartbeat, with the name of the method that does it. It finds the name
-by formatting every stack frame twice, for which Python searches all modules: up to one second of CPU per launch in a
-process with torch. The frame's code object has the name.
+by formatting every stack frame twice, for which Python searches all modules. In a process with torch this takes up to
+one second of CPU time per launch. Here the name is read from the frame's code object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def name_methods_cheaply() -> None:
 
 
 def _method_name(depth: int = 2) -> str:
-    """Name of the function `depth` calls above, with the default of torch's `get_method_name`."""
+    """Name of the function `depth` calls up the stack. The default is that of torch's `get_method_name`."""
     try:
         return sys._getframe(depth).f_code.co_name
     except ValueError:

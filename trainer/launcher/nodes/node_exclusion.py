@@ -5,10 +5,10 @@
     exclude_node(run, node_rank=1, reason="3 failures, the last: ...")
     exclusion_reason(run, node_rank=1)           # "" while it may take part
 
-Failures are ranks that died by a signal that hardware can cause (or were killed because they hung), and launchers that
-ended without recording it, as when a machine is lost. Both are in the node's events, so the count outlives the
-launcher; it starts over when the run is resumed. The exclusion is a file next to the attempts: the next launch on that
-node reports the file, and deleting the file readmits the node.
+Two kinds of failures count: a rank that died by a signal that hardware can cause (or was killed because it hung), and a
+launcher that ended without recording its end, as when a machine is lost. Both are in the node's events, so the count
+outlives the launcher; it starts over when the run is resumed. The exclusion is a file next to the attempts. The next
+launch on that node names the file, and deleting it readmits the node.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def reset_failure_counts(run: RunDir, *, readmit: bool) -> None:
 
 
 def count_failures(run: RunDir, node_rank: int) -> int:
-    """Deaths of this node's ranks that were blamed on hardware, and launchers without a recorded end."""
+    """Number of failures: deaths of this node's ranks that were blamed on hardware, and launchers without a recorded
+    end."""
     since_ns = _read(_folder(run) / "counted-from.json").get("wall_ns", 0)
     events, _, _ = read_events(run.node_dir(node_rank) / "events.jsonl")
     events = [event for event in events if event.get("wall_ns", 0) > since_ns]
@@ -57,7 +58,7 @@ def count_failures(run: RunDir, node_rank: int) -> int:
 
 
 def exclude_node(run: RunDir, node_rank: int, reason: str) -> None:
-    """Record the exclusion; without effect if the folder cannot be written."""
+    """Record the exclusion; does nothing if the folder cannot be written."""
     try:
         write_json(exclusion_path(run, node_rank), {"reason": reason, "wall_ns": time.time_ns()})
     except OSError:

@@ -54,7 +54,7 @@ class NodeRendezvous:
         address = own_address(host, port) if many else None
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := gloo_interface(address)):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-        # If launchers share a machine, the first one would host the store, but it must be the launcher that stays.
+        # If launchers share a machine, torch lets the first one host the store. Only node 0, which never leaves, may.
         shared = host in ("localhost", "127.0.0.1")
         is_host = many and (node.rank == 0 if shared else is_own(host))
         host_option = {"is_host": str(is_host)} if many else {}
@@ -80,7 +80,7 @@ class NodeRendezvous:
             reason = str(error.__cause__ or error).partition("\n")[0]  # torch's message only refers to its cause
             raise NodeRendezvousError(f"--rdzv-endpoint {node.endpoint}: {reason[:200]}") from None
         handler = create_handler(self._store, SafeStateBackend(backend), parameters)
-        if not many:  # the store of the ranks, which the launcher keeps as well
+        if not many:  # the launcher also hosts the store of the ranks
             handler._create_tcp_store_server = lambda *_: loopback_store()  # type: ignore[method-assign]
         self.handler: RendezvousHandler = ResponsiveHandler(handler, node.endpoint) if many else handler
 
@@ -114,7 +114,7 @@ class NodeRendezvous:
 def check_owner(run_path: Path) -> None:
     """Raise NodeRendezvousError unless only this user can write the folder.
 
-    Its path came over the network, and its configuration names programs that will be run.
+    The folder's path came over the network, and the configuration in it names programs that will be run.
     """
     found = run_path.stat()
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -131,7 +131,8 @@ def _own(parameters: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store
 
 
 def _connected(parameters: RendezvousParameters, *, may_follow: bool) -> tuple[C10dRendezvousBackend, Store]:
-    """Host the store, or connect to it; of several launchers at the endpoint's address only one can host it."""
+    """Host the store, or connect to it. If several launchers are on the endpoint's machine, only one can host it; with
+    `may_follow` the others connect."""
     try:
         return create_backend(parameters)
     except RendezvousError:

@@ -3,9 +3,9 @@
     handler = ResponsiveHandler(handler, "10.0.0.1:29500")     # wraps torch's handler, for torch's agent
 
 torch queries the store in the launcher's main thread each time it polls its ranks. A machine without power does not
-even refuse connections, so torch waits until TCP times out after a quarter of an hour, and in that time notices no
-rank's death and handles no signal. Here another thread makes the query, and a call ends when the endpoint has not been
-reached for `LOST_S`.
+even refuse connections, so torch waits until TCP times out after a quarter of an hour. In that time it does not notice
+the death of a rank, and handles no signal. Here another thread makes the query, and a call ends when the endpoint has
+not been reached for `LOST_S`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ torch 2.13 keeps one store for the ranks over all rounds and publishes its addre
 later waits for it until a timeout, and nodes whose leader changed keep the old address. So the first node of each round
 publishes its address, and the others read it.
 
-Ranks find their run and attempt by themselves (`probes.attach.launch.joining`). From the second round on, launchers'
-pids and counts of restarts differ between nodes, so ranks are given a name of the launch and one of the round.
+Ranks find their run and attempt by themselves (`probes.attach.launch.joining`). Launchers' pids and restart counts
+cannot identify a round, because from the second round on they differ between nodes. So ranks are given a name for the
+launch and a name for the round.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ _NAME = "rankscope/name"
 
 
 def give_each_round_a_store() -> None:
-    """Make torch open a store for the ranks in each round, unless the user has set the variable for it."""
+    """Make torch open a store for the ranks in each round, unless the user has set torch's environment variable."""
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 def follow_rounds(handler: RendezvousHandler) -> None:
-    """Publish the ranks' store to each node, and pass the launch and the round to the ranks in variables."""
+    """Publish the ranks' store to each node, and pass the names of launch and round to the ranks in environment
+    variables."""
     join = handler.next_rendezvous
 
     def next_rendezvous() -> RendezvousInfo:
@@ -57,7 +59,7 @@ def _with_store_of_round(info: RendezvousInfo) -> RendezvousInfo:
 
 
 def _name_round(info: RendezvousInfo, run_id: str) -> None:
-    """The first node chooses a name, in a store that all nodes of the launch or round share."""
+    """Set the names of launch and round. The first node to write a name into the shared store chooses it."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
     launch_store = info.store
     while isinstance(launch_store, PrefixStore):

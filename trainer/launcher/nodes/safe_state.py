@@ -59,7 +59,7 @@ class _StateUnpickler(pickle.Unpickler):
 
 
 def check_state(state: bytes) -> None:
-    """Raises RendezvousStateError unless it is a pickle of a rendezvous state."""
+    """Raise RendezvousStateError unless `state` is a pickle of a rendezvous state."""
     try:
         if len(state) > MAX_STATE_BYTES:
             raise pickle.UnpicklingError(f"has {len(state)} bytes")

@@ -1,14 +1,14 @@
 """Start many `rankscope` commands, each forked from one process that has imported torch.
 
-    server = PreforkServer()                                # imports meanwhile
+    server = PreforkServer()                                # starts to import torch, in another process
     process = server.start(["train", "my.toml"], cwd=folder)  # a separate process in a new session
     output, _ = process.communicate(timeout=60)             # as with subprocess.Popen
     server.close()                                          # started commands live on
 
-This is for many short runs, as in a drill, where importing torch takes most of the time before the first step. The fork
-is in the state of an interpreter after its imports (one thread), gets separate environment, folder, signals and output,
-and runs the command line. An intermediate process is the command's parent, which waits for it and reports the exit code
-to the caller.
+This is for many short runs, as in a drill, where importing torch takes most of the time before the first step. The
+forked process is like an interpreter after its imports, with one thread. It gets a separate environment, working
+folder, signal handlers and output, and runs the command line. The parent of a command is an intermediate process, which
+waits for the command and reports its exit code to the caller.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class StartedCommand:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Wait for the end; returns the exit code. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             select.select([self._status], [], [], timeout)
         if (code := self.poll()) is None:
@@ -124,7 +124,7 @@ class PreforkServer:
     def start(
         self, arguments: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> StartedCommand:
-        """Start `rankscope` with these arguments; standard error goes where its output goes."""
+        """Start `rankscope` with these arguments. Its standard error goes to the same pipe as its output."""
         request = {
             "arguments": [*arguments],
             "cwd": str(cwd or Path.cwd()),
@@ -144,7 +144,7 @@ class PreforkServer:
         return StartedCommand(output, status)
 
     def close(self) -> None:
-        """End it; harmless to call twice."""
+        """End the server; harmless to call twice."""
         self._channel.close()
         self._process.kill()
         self._process.wait()
@@ -188,7 +188,7 @@ def _run_command(request: Mapping[str, Any], output: int, status: int) -> NoRetu
     if pid == 0:
         _become_command(request, output)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    reset_after_fork([status], stdout=nowhere, stderr=nowhere)  # holds no other output open
+    reset_after_fork([status], stdout=nowhere, stderr=nowhere)  # keeps no other output open
     with contextlib.suppress(OSError):  # the caller is gone
         os.write(status, f"{pid}\n".encode())
         _, ended = os.waitpid(pid, 0)

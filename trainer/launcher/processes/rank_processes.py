@@ -28,8 +28,8 @@ __all__ = ["UNKNOWN_EXIT", "RankProcesses"]
 logger = logging.getLogger("torch.distributed.elastic.rankscope")  # goes where the launcher's own log goes
 POLL_S = 0.02
 UNKILLABLE_S = 30.0
-"""Seconds that a killed process may take to end; in an uninterruptible wait of a driver it may never end, and is left
-behind.
+"""Seconds that a killed process may take to end. In an uninterruptible wait in a driver it may never end; it is then
+left behind.
 """
 UNKNOWN_EXIT = 255
 _PF_EXITING = 0x4
@@ -81,7 +81,7 @@ class RankProcesses:
         return True
 
     def wait_for_exiting(self, timeout_s: float) -> None:
-        """Wait for exiting processes, so that the rank that made its peers fail is also seen to have ended."""
+        """Wait for processes that are exiting, so that the exit code is known of the rank that made its peers fail."""
         deadline = time.monotonic() + timeout_s
         while any(code is None and _is_exiting(self._pids[rank]) for rank, code in self.exit_codes().items()):
             if time.monotonic() >= deadline:

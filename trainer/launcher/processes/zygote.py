@@ -3,14 +3,15 @@
     zygote = Zygote(log)                     # the launcher, before its first thread: it imports torch now
     pid = zygote.fork(arguments=[...], environment={...}, stdout=path, stderr=path)
 
-It is a fork of the launcher, which needs torch as well, so one import serves both, and none is needed if the launcher
-is itself a fork (`trainer.launcher.processes.prefork`). A launcher that already has threads (after a rendezvous with
-other nodes) must not be forked; then the zygote is a new interpreter, which imports torch in the meantime.
+The zygote is a fork of the launcher. The launcher needs torch as well, so one import serves both; if the launcher is
+itself a fork (`trainer.launcher.processes.prefork`), torch is already imported. A launcher that already has threads
+(after a rendezvous with other nodes) must not be forked. The zygote is then a new interpreter, which imports torch
+while the launcher continues.
 
-A rank forked from it becomes a child of the launcher, which is made the reaper of its descendants: the launcher waits
-for it as for any child, and ranks don't notice when the zygote dies. Forking is safe because nothing has
-begun: one thread, no CUDA context, no process group (the zygote checks this before it reports ready). Whatever goes
-wrong here is a ZygoteError, and the caller starts the rank as a new interpreter instead.
+A rank forked from the zygote becomes a child of the launcher, because the launcher is the subreaper of its descendants.
+So the launcher waits for the rank as for any child, and ranks are unaffected if the zygote dies. Forking is safe
+because the zygote has one thread, no CUDA context and no process group, which it checks before it reports ready. Any
+failure here is a ZygoteError, and the caller starts the rank as a new interpreter instead.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from trainer.rank.forked import FORKED
 __all__ = ["Zygote", "ZygoteError", "import_trainer", "one_thread", "reset_after_fork", "unsafe_to_fork"]
 
 IMPORT_TIMEOUT_S = 120.0
-"""Seconds for the imports, enough for a cold file system on a busy node; after that, ranks import by themselves."""
+"""Time limit in seconds for the imports, enough for a cold file system on a busy node. After that, each rank imports
+torch itself."""
 PRELOADED = ("trainer.launcher.launch", "trainer.rank.worker")
 """Modules that are imported once, before forking."""
 ENTRY_POINT = "trainer.rank.worker:run_and_leave"
@@ -48,7 +50,7 @@ _INHERITED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGC
 
 
 class ZygoteError(RuntimeError):
-    """No rank can be forked; one line with the reason."""
+    """No rank can be forked. The message is one line with the reason."""
 
 
 class Zygote:
@@ -73,7 +75,7 @@ class Zygote:
         try:
             self._await_ready()
             request = {"arguments": [*arguments], "environment": {**environment}, "logs": [str(stdout), str(stderr)]}
-            # No signal may arrive between the fork and the time at which its pid is known.
+            # No signal may arrive between the fork and the time at which the rank's pid is known.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
             try:
                 return int(self._exchange(request, FORK_TIMEOUT_S)["pid"])
@@ -172,9 +174,9 @@ def driver_is_open(files: Path = Path("/proc/self/fd")) -> bool:
 
 
 def reset_after_fork(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
-    """Reset a forked process: new session, default signals, and only the files `keep` of its parent."""
-    signal.set_wakeup_fd(-1)  # the parent's
-    os.setsid()  # Ctrl-C is for the launcher; and a rank is stopped together with its data workers
+    """Reset a forked process: new session, default signal handlers, and of the parent's files only those in `keep`."""
+    signal.set_wakeup_fd(-1)  # the descriptor is the parent's
+    os.setsid()  # Ctrl-C is for the launcher; in a separate session, a rank is stopped together with its data workers
     for number in _INHERITED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -197,7 +199,7 @@ def _num_threads() -> int:
 def _forked(channel: socket.socket, log: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            stream.flush()  # or the child would print it again
+            stream.flush()  # otherwise the child would print the content again
     pid = os.fork()
     if pid == 0:
         try:

@@ -5,7 +5,8 @@
         with recorded(followed, stop): torchrun(options)
     followed.conclude(exit_code=1, reason="failed")     # print the verdict, after the last records were read
 
-It keeps the `watch` of this node, and replaces one that dies or does not answer (`trainer.launcher.watch_keeper`).
+The launcher keeps this node's `watch` running, and replaces it if it dies or does not answer
+(`trainer.launcher.watch_keeper`).
 
 On the terminal it prints the run's folder when the ranks have chosen it, each finding when `watch` reports it, and at
 the end the verdict. It also reports if nothing was recorded because the script failed before training.
@@ -52,7 +53,7 @@ __all__ = ["FollowedRun"]
 logger = logging.getLogger("rankscope.trainer")
 POLL_S = 0.25
 WATCH_CHANGE_S = 10.0
-"""Seconds for the last ingestion of a watch that another replaces."""
+"""Seconds that a watch has for its last ingestion before another one replaces it."""
 
 
 class FollowedRun:
@@ -71,10 +72,10 @@ class FollowedRun:
         self._watch_asked: Watch | None = None
         self._memory = OomCounter()
         self._pids: dict[int, int] = {}
-        """{rank: process} of ranks that have not ended."""
+        """{rank: pid} of the ranks that have not ended."""
         self._shown: list[str] = []
         self._is_verdict_last = False
-        """True while nothing can have been printed below the verdict of a stop."""
+        """True while the verdict printed at a stop is still the last output on the terminal."""
         self.has_started = False
         """True once ranks have been started."""
         self._is_over = False
@@ -99,7 +100,7 @@ class FollowedRun:
                 self._keeper.end(stop=True, within_s=stop.records_left_s())
 
     def grace_s(self) -> float:
-        """Seconds after a signal until the remaining processes are killed, as set by the script or `--set`."""
+        """Seconds from a signal until the remaining processes are killed, as set by the script or `--set`."""
         return (read(RecoverySettings, self._run.manifest()) if self._run is not None else RecoverySettings()).grace_s
 
     def started(self, pids: Mapping[int, int]) -> None:
@@ -145,7 +146,7 @@ class FollowedRun:
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank (a method of `Exits`)."""
         self._pids.pop(rank, None)
-        # Ranks that end in another way may have printed an error below the verdict.
+        # A rank that ended in another way may have printed an error below the verdict.
         self._is_verdict_last &= code in (0, -signal.SIGTERM, -signal.SIGKILL)
         found = announced(self._file)
         if found is not None and has_started_ranks(RunDir(found.run), found.attempt, rank, pid):
@@ -162,7 +163,7 @@ class FollowedRun:
     def conclude(self, *, exit_code: int, reason: str) -> bool:
         """Record the end of the launch, then print the verdict, the evidence and the next step.
 
-        If a stop has already printed them, the verdict is repeated if ending ranks may have printed below it.
+        If they were already printed at a stop, only the verdict is repeated, unless it is still the last output.
 
         Returns False if the ranks never recorded anything.
         """
@@ -170,7 +171,7 @@ class FollowedRun:
         self._folder.cleanup()
         if self._run is None:
             return False
-        if exit_code:  # after a clean end, the script's local rank 0 has written the event
+        if exit_code:  # after a clean end, local rank 0 of the script has written the event
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
         final = [line.replace(SO_FAR, "") for line in self._shown[:1]]
         lines = [] if self._is_verdict_last else final or self._verdict(self._run)
@@ -228,7 +229,7 @@ class FollowedRun:
         """Start the watch that the ranks requested, and replace it if needed."""
         try:
             if self._keeper is not None and found.watch not in (None, self._watch_asked) and not self._stop.is_set():
-                # Nodes joined or left: the watches of the current nodes communicate, perhaps at another address.
+                # Nodes joined or left. The watches of the current nodes communicate, perhaps at a new address.
                 self._keeper.end(stop=True, within_s=WATCH_CHANGE_S)
                 if self._stop.is_set():
                     return
@@ -249,7 +250,7 @@ class FollowedRun:
                 self._keeper = WatchKeeper(run, node, events)
             elif self._keeper is not None:
                 self._keeper.check()
-        except OSError as error:  # a full disk, a limit of processes: tried again
+        except OSError as error:  # full disk or limit of processes: try again later
             logger.warning("the watch process cannot be started: %s", error)
 
     def _print_news(self, run: RunDir) -> None:

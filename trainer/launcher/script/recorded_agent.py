@@ -31,17 +31,17 @@ __all__ = ["Exits", "recorded"]
 CLOSE_S = 30.0
 """Seconds that torch waits for its ranks after signalling them."""
 KILLED_S = 0.5
-"""Seconds that torch waits after the ranks' time is over before it kills them, and then for killed ranks to end."""
+"""Minimum seconds that torch waits before it kills its ranks, even if their time is over, and then for their end."""
 
 
 class Exits(Protocol):
     """Receives the starts and ends of ranks."""
 
     def started(self, pids: Mapping[int, int]) -> None:
-        """The ranks of an attempt have been started: {rank: process}."""
+        """The ranks of an attempt have been started. `pids`: {rank: pid}."""
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
-        """A rank has ended with `code` (negative: minus a signal); `is_stopped`: by this launcher."""
+        """A rank has ended with `code`, which is negative for a signal. `is_stopped`: this launcher stopped it."""
 
 
 @contextlib.contextmanager
@@ -86,8 +86,8 @@ class _RecordedAgent(LocalElasticAgent):
         return started
 
     def _report_before_close(self, context: PContext, worker_group: WorkerGroup) -> None:
-        """Report ranks that have ended just before torch kills the others, since a signal until then is not from
-        torch.
+        """Just before torch kills the other ranks, report those that have ended: if a signal ended them, torch did not
+        send it.
         """
         close = context.close
 
@@ -114,7 +114,7 @@ class _RecordedAgent(LocalElasticAgent):
         self._report(worker_group, is_stopped=True)
 
     def _report(self, worker_group: WorkerGroup, *, is_stopped: bool, only: Sequence[int] = ()) -> None:
-        """Report the ranks that have ended since. `only`: only ranks with one of these exit codes."""
+        """Report the ranks that have ended since the last report. `only`: exit codes to report; empty: all."""
         codes = _exit_codes(self._pcontext)
         # If several ranks have ended since the last poll, one that died by a signal was first: the others failed on the
         # broken connection.

@@ -23,7 +23,7 @@ def script_problem(script: Path) -> str:
         if b"\0" in source:
             return ""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python repeats them when it runs the script
+            warnings.simplefilter("ignore")  # Python shows the warnings when it runs the script
             compile(source, script, "exec", dont_inherit=True)
     except SyntaxError as error:
         return f"not a Python script: {error.msg} in line {error.lineno}"
@@ -33,7 +33,8 @@ def script_problem(script: Path) -> str:
 
 
 def module_problem(name: str) -> str:
-    """Problem of a dotted module name: the part that does not exist on the Python path. Packages are not imported."""
+    """Problem of a dotted module name: which part of it does not exist on the Python path, or that the package has no
+    `__main__.py`; empty if there is no problem. Packages are not imported."""
     first, *others = name.split(".")
     path = [os.getcwd(), *sys.path]
     try:

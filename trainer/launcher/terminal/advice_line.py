@@ -1,6 +1,6 @@
 """One line of advice on the terminal of a live run, for `rankscope train` and `rankscope run`.
 
-console.print(advice_line(event))       # ADVICE  what is. What to do.
+console.print(advice_line(event))       # ADVICE  what was measured. What to do.
 """
 
 from __future__ import annotations

@@ -68,13 +68,13 @@ class FindingLines:
             return f"[green]{title}[/]  {escape(now.summary)}"
         colour = _COLOURS.get(now.severity, "cyan")
         if before is None:
-            # what to do, where the run may stand still from now on and print nothing more
+            # a hang also gets the next step, because the run may print nothing from now on
             advised = f" {next_step(now).partition(' See `rankscope explain ')[0]}" if now.kind == "hang" else ""
             text = f"{now.summary}{advised}"
             return f"[{colour}]{title}[/]  {escape(text)}" if self._has_place(now) else self._last_line(now)
         if before.status == "ok":
             return f"[{colour}]{title}[/]  Again: {escape(now.summary)}"
-        # A new line of code is printed alone: the rest of the sentence repeats the last one with other figures.
+        # If only the line of code is new, print it alone: the summary would repeat the last one with other figures.
         earlier = {name: before.evidence.get(name) for name in ("line", "stacks")}
         known = replace(now, evidence={**now.evidence, **earlier})
         if now.summary != before.summary and changed(before, known):
@@ -132,7 +132,8 @@ def print_wrapped(console: Console, *markups: str, indent: int = 2) -> None:
 
 
 def _wrapped(console: Console, text: Text, indent: int) -> list[Text]:
-    """The lines of a text: the first as wide as the terminal, the others indented. A number keeps its unit."""
+    """Wrap a text to lines: the first as wide as the terminal, the others indented. A number is not separated from its
+    unit."""
     text.plain = with_bound_units(text.plain)
     first = next(iter(text.wrap(console, max(20, console.width))), Text())
     first.rstrip()

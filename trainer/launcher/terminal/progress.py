@@ -40,16 +40,17 @@ __all__ = ["PLAIN_LINE_S", "LiveRanks", "ProgressView"]
 
 REFRESH_S = 0.25
 MIN_TABLE_HEIGHT = 30
-"""Minimum terminal height for the table of ranks below the bar, with reports above it."""
+"""Minimum terminal height in lines for the table of ranks below the bar, which leaves space for reports above it."""
 MIN_BAR_WIDTH = 118
-"""Minimum terminal width for the bar next to the figures; below `MIN_MEMORY_WIDTH`, memory is left out, too."""
+"""Minimum terminal width in columns for the bar next to the figures. Below `MIN_MEMORY_WIDTH`, memory is left out,
+too."""
 MIN_MEMORY_WIDTH = 94
 PLAIN_LINE_S = 5.0
 """Seconds between two plain lines, so that the log of a long run stays readable."""
 REST_S = 2.0
 MAX_REST_S = 15.0
 REST_PER_READING = 50
-"""Ratio of pause to CPU time of a reading, and bounds of the pause (seconds)."""
+"""Ratio of the pause after a reading to the reading's CPU time; bounds of the pause in seconds."""
 MAX_LINES = 20
 JOIN_S = 5.0
 
@@ -60,7 +61,7 @@ class ProgressView:
     def __init__(
         self, run: RunDir, *, steps: int, plan: Plan, console: Console, node_rank: int = 0, has_faults: bool = False
     ) -> None:
-        """`has_faults`: also show the faults that are injected into other ranks than 0."""
+        """`has_faults`: also show faults that are injected into ranks other than 0."""
         self.run = run
         self.node_rank = node_rank
         self.console = console
@@ -69,7 +70,7 @@ class ProgressView:
         self._findings = FindingLines()
         self._reader = _StepReader(run, has_faults=has_faults)
         self._node_events = run.node_dir(node_rank) / "events.jsonl"
-        self._event_bytes = _size(self._node_events)  # events of an earlier launch were shown then
+        self._event_bytes = _size(self._node_events)  # an earlier launch has shown its events
         self._plain_at = 0.0
         self._plain_step = -1.0
         self._stop = threading.Event()
@@ -88,7 +89,8 @@ class ProgressView:
         )
         self._task = self._bar.add_task("starting", total=steps, figures="")
         self._replays: dict[Any, dict[str, Any]] = {}
-        """{step: its replay} of the last refresh, since the rollback may be read in the next one."""
+        """{step: replay event} read in the last refresh. The rollback of the step may be read only in the next
+        refresh."""
         self._tick: Callable[[], None] = lambda: None
 
     def every_tick(self, action: Callable[[], None]) -> None:
@@ -148,7 +150,7 @@ class ProgressView:
 
     def _figures(self, latest: dict[str, float]) -> str:
         data_size = self.plan.data_size * self._num_ranks / self.plan.world_size
-        tokens = latest["tokens_per_s"] * data_size  # ranks of one data rank read the same text
+        tokens = latest["tokens_per_s"] * data_size  # all ranks of a data rank read the same text
         count = self._findings.count
         found = f"  [yellow]{count} finding{'s' * (count != 1)}[/]" if count else ""
         has_place = not self._live or self.console.width >= MIN_MEMORY_WIDTH
@@ -171,7 +173,7 @@ class ProgressView:
                 self._replays[event.get("step")] = event
                 continue
             replay = None
-            if event["kind"] == event_kinds.ROLLBACK:  # both are one line
+            if event["kind"] == event_kinds.ROLLBACK:  # replay and rollback are shown in one line
                 step = event.get("from_step")
                 replay = self._replays.pop(step, None) or earlier.pop(step, None)
                 self._findings.note_rollback(event)
@@ -198,14 +200,14 @@ class _StepReader:
         self._place: tuple[int, str, int] = (-1, "", 0)  # attempt, name of the segment, next record
         files = [folder / "events.jsonl" for _, _, folder in run.rank_dirs(self._only)]
         self._event_bytes = {path: _size(path) for path in files}
-        self.latest()  # steps of an earlier launch were shown then
+        self.latest()  # skip the steps that an earlier launch has shown
         self._recent.clear()
 
     def latest(self) -> dict[str, float]:
         try:
             self._read_on()
         except (OSError, TapeError):
-            return {}  # the tape is being made at this moment
+            return {}  # the tape is being created
         if not self._recent:
             return {}
         step_ms = sorted(step["duration_ns"] for step in self._recent)[len(self._recent) // 2] / 1e6
@@ -256,7 +258,7 @@ def _where(event: dict[str, Any]) -> str:
 
 
 def _replayed(event: dict[str, Any]) -> str:
-    """Text on the result of a replay; the finding says what to suspect."""
+    """Text on the result of a replay. What to suspect is in the finding."""
     what = "NaN or Inf" if event.get("verdict") == "non_finite" else "Loss spike"
     return f"{what}, which a replay {'reproduced' if event.get('came_back') else 'did not reproduce'}"
 
@@ -312,8 +314,8 @@ def _short(number: float) -> str:
 class LiveRanks:
     """Redraws the ranks of a run repeatedly between `begin` and `end`.
 
-    A reading takes some hundredths of a second of CPU time; the thread pauses long enough to use a few percent of a
-    core.
+    A reading takes some hundredths of a second of CPU time. The thread pauses between readings so that it uses at most
+    a few percent of a core.
     """
 
     def __init__(self, run: RunDir) -> None:

@@ -2,7 +2,7 @@
 
 for line in open_verdict(run): console.print(line)
 
-It reads only the nodes' events: it opens no store and waits for no process.
+Only the nodes' events are read: no store is opened, and no process waited for.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def open_verdict(run: RunDir) -> list[str]:
 
 
 def last_verdict(run: RunDir) -> list[str]:
-    """Markup lines for an end without time to read the last records: the worst open finding, or that nothing was
-    reported.
+    """Markup lines for an end that leaves no time to read the last records: the worst open finding, or a line that
+    nothing was reported.
     """
     found = [at_run_end(finding) for finding in _open(run)]
     if found:
@@ -52,7 +52,7 @@ def last_verdict(run: RunDir) -> list[str]:
 
 
 def open_critical(run: RunDir) -> list[Finding]:
-    """Open critical findings of Rankscope, in the order of the verdict. Those of plug-ins appear only in the later
+    """Open critical findings of Rankscope, in the order of the verdict. Findings of plug-ins appear only in the later
     verdict, because no plug-in may be started during a stop.
     """
     return [finding for finding in _open(run) if finding.severity == "critical"]
@@ -68,7 +68,7 @@ def _open(run: RunDir) -> list[Finding]:
 
 
 def _as_of_now(event: dict[str, Any]) -> Finding | None:
-    """The finding in an event; a hang has lasted until now."""
+    """The finding in an event. A hang's duration is extended to now."""
     found, when_ns = Finding.of_event(event), int(event.get("wall_ns") or 0)
     silent_s = found.evidence.get("silent_s") if found is not None else None
     if found is None or not when_ns or not isinstance(silent_s, (int, float)):
@@ -77,7 +77,7 @@ def _as_of_now(event: dict[str, Any]) -> Finding | None:
 
 
 def verdict_lines(worst: Finding | None, verdict: str, run: object = "") -> list[str]:
-    """Markup lines for a terminal. `worst`: None if nothing was found. `run`: its folder as the user types it."""
+    """Markup lines for a terminal. `worst`: None if nothing was found. `run`: the run's folder as the user types it."""
     colour = _COLOURS.get(worst.severity, "cyan") if worst else "green"
     first, *further = verdict.splitlines()
     lines = [f"[bold]Verdict[/]  [{colour}]{escape(first)}[/]", *(f"         {escape(line)}" for line in further)]

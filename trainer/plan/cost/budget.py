@@ -5,11 +5,11 @@
     failures = failure_cost(cost, expected, per_1000_gpu_days=0.5)
     failures.num_failures, failures.lost_hours
 
-Everything follows from the estimated step time, without restarts, evaluations or checkpoints. The energy is an upper
-bound for the devices at their power limit, without hosts, network and cooling.
+Everything follows from the estimated step time, without restarts, evaluations or checkpoints. The energy is that of the
+devices at their power limit, an upper bound, without hosts, network and cooling.
 
-A failure costs half of the time between two checkpoints on disk, on average, and a restart. Failures while lost steps
-are being repeated are neglected; recovery from a copy in memory loses less.
+On average a failure costs half of the time between two checkpoints on disk, and a restart. Failures during the
+repetition of lost steps are neglected. A recovery from a copy in memory loses less.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.plan.hardware import Hardware
 __all__ = ["FailureCost", "TrainingCost", "failure_cost", "parse_tokens", "training_cost"]
 
 RESTART_S = 300.0
-"""Assumed time from a failure to the next step: detection, rendezvous, imports, loading."""
+"""Assumed seconds from a failure to the next step: detection, rendezvous, imports, loading."""
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
@@ -42,14 +42,14 @@ class TrainingCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
-    """Expected losses by failures, on top of a `TrainingCost`."""
+    """Expected losses due to failures, in addition to a `TrainingCost`."""
 
     per_1000_gpu_days: float
     num_failures: float
     interval_steps: int
     lost_hours: float
     lost_ratio: float
-    """Lost time as a share of the hours without failures."""
+    """Lost time divided by the hours that the training takes without failures."""
     lost_price: float | None
 
 
@@ -73,7 +73,8 @@ def training_cost(
 
 
 def failure_cost(cost: TrainingCost, expected: Expected, *, per_1000_gpu_days: float) -> FailureCost:
-    """Cost of failures at this rate; without intermediate checkpoints, each costs half of the run."""
+    """Cost of failures at this rate. Without intermediate checkpoints, each failure costs half of the run and a
+    restart."""
     interval = expected.config.checkpoint.interval or cost.steps
     num_failures = per_1000_gpu_days * cost.gpu_hours / 24 / 1000
     lost_hours = num_failures * (interval * expected.step_s / 2 + RESTART_S) / 3600

@@ -5,9 +5,9 @@
     within.optimal.num_parameters, within.optimal.num_tokens    # lowest loss for the same number of operations
 
 Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"): training takes C = 6 N D operations for N parameters and D
-tokens, and the loss is lowest if both grow with the square root of C, at about 20 tokens per parameter (their
-approaches 1 and 2; 70 billion parameters on 1.4 trillion tokens). It ignores inference cost, for which smaller models
-are trained on many more tokens.
+tokens. The loss is lowest if both grow with the square root of C, at about 20 tokens per parameter (approaches 1 and 2
+of the paper; 70 billion parameters on 1.4 trillion tokens). The rule ignores the cost of inference, which is the reason
+to train smaller models on many more tokens.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h byt
 bits, without attention's square) for this trainer's layer: RMSNorm, grouped queries, SwiGLU, no bias, and attention
 that keeps its output and the log-sum-exp of each row instead of the square. Under context parallelism, except in a
 ring, it also keeps the mask, and the keys and values of the whole sequence. A chunked loss keeps the hidden states,
-their gradient, and for a moment the logits of a chunk. Experts keep each row that they receive: their input, their
-hidden activations and their output. All experts are assumed to receive equally many rows, and each tensor-parallel rank
-sends the rows of its part of the tokens. On a CPU, torch composes RMSNorm from several operations and copies
-attention's result once more; on a GPU it does neither. A test compares the CPU's count with torch's allocator.
+their gradient, and for a moment the logits of a chunk. Experts keep inputs, hidden activations and outputs for each row
+that they receive. All experts are assumed to receive the same number of rows, and each tensor-parallel rank sends the
+rows of its part of the tokens. On a CPU, torch composes RMSNorm from several operations and copies the result of
+attention once more; on a GPU it does neither. A test compares the count for a CPU with torch's allocator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SavedActivation:
     """Bytes kept by a block under the configured activation checkpointing."""
     embedding: float
     head: float
-    """Last norm, logits and loss."""
+    """Bytes kept by the last norm, the logits and the loss."""
     boundary: float
     """Bytes passed from one block, or pipeline stage, to the next."""
     loss_backward: float
@@ -51,11 +51,11 @@ class SavedActivation:
     """Bytes that exist only during backward of a block: the gradients of gate, up and their product, and of the
     residual stream."""
     after_gather: float
-    """Bytes of a recomputed block not yet allocated when its experts are gathered."""
+    """Bytes of a recomputed block that are not allocated yet when its experts are gathered."""
     experts: float
     """Bytes kept by a block's experts, freed after their backward."""
     rows_gradient: float
-    """Bytes that exist only during backward of the experts: the gradients of their rows, and of the residual stream."""
+    """Bytes that exist only during backward of the experts: the gradients of the rows and of the residual stream."""
 
     def of_layer(self, layer: int, config: Config) -> float:
         return self.recomputed if is_recomputed(layer, config) else self.block
@@ -81,7 +81,7 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
     """Bytes that forward saves on one rank, for one token."""
     model, tp = config.model, plan.tp
     low = compute_bytes(config)  # bytes of a number in the compute dtype
-    # the residual stream is in low precision: FSDP casts parameters, and under autocast the embedding is cast
+    # the residual stream has the compute dtype: FSDP casts parameters, and autocast needs a cast of the embedding
     stream, is_ring = low, config.parallel.cp_exchange == "ring"
     width = model.dim
     own_width = width / tp if tp > 1 and config.parallel.sequence_parallel else width
@@ -89,8 +89,8 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
     keys = model.kv_heads * (width // model.num_heads) / tp
     vocabulary = model.vocab_size / tp
 
-    # A norm keeps its input and the root of the mean square; on a CPU the input in float32, and also divided by the
-    # root.
+    # A norm keeps its input and the root of the mean square. On a CPU it keeps the input in float32, and also the input
+    # divided by the root.
     norm = own_width * (2 * FLOAT32_BYTES if device == "cpu" else stream) + FLOAT32_BYTES
     rows = FLOAT32_BYTES * model.num_heads / tp
     attention = low * (2 * queries + 2 * keys * (1 if is_ring else plan.cp)) + rows
@@ -102,7 +102,7 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
     else:
         angles = 0.0
     if plan.cp > 1 and not is_ring:
-        attention += low * config.data.seq_len / plan.micro_batch_size  # the mask, one for all sequences of a pass
+        attention += low * config.data.seq_len / plan.micro_batch_size  # the mask, shared by all sequences of a pass
     mlp = (_experts if model.num_experts else _feed_forward)(config, tp, low)
     boundary = own_width * stream
     recomputed, after_gather = boundary + angles, mlp.experts - mlp.expert_inputs
@@ -134,8 +134,8 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FeedForwardSaved:
-    """The feed-forward part of a block, per token: `kept` and `backward` in bytes; `products`, the results of its
-    matmuls, in elements."""
+    """The feed-forward part of a block, per token. `kept` and `backward` are bytes. `products`: number of elements in
+    the results of the matmuls."""
 
     kept: float
     products: float
@@ -152,14 +152,14 @@ def _feed_forward(config: Config, tp: int, low: int) -> _FeedForwardSaved:
     return _FeedForwardSaved(
         kept=width * low + 4 * low * hidden,  # gate, its silu, up, their product
         products=width + 2 * hidden,
-        # Gradients of three of the four, minus the elementwise product of forward, which is freed by then.
+        # Gradients of three of these four, minus forward's elementwise product, which is freed by then.
         backward=2 * low * hidden,
     )
 
 
 def _experts(config: Config, tp: int, low: int) -> _FeedForwardSaved:
-    """Bytes of experts. A token is sent to several experts, one row each; with a capacity factor below 1 some rows are
-    dropped."""
+    """Bytes of experts. A token is sent to several experts, as one row to each. With a capacity factor below 1, some
+    rows are dropped."""
     model = config.model
     sent = model.experts_per_token / tp
     arriving = sent * min(1.0, model.capacity_factor or 1.0)
@@ -171,8 +171,8 @@ def _experts(config: Config, tp: int, low: int) -> _FeedForwardSaved:
     return _FeedForwardSaved(
         kept=router + experts,
         products=width + 2 * hidden,
-        # Gradients of the outputs and of three hidden activations, minus the elementwise product of forward, which is
-        # freed by then.
+        # Gradients of the outputs and of three hidden activations, minus forward's elementwise product, which is freed
+        # by then.
         backward=2 * low * hidden + low * width,
         experts=experts,
         expert_inputs=expert_inputs,

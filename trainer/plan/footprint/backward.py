@@ -2,15 +2,15 @@
 
     backward_peak([Block(kept=..., backward_extra=..., units=(unit,), ...), ...], root)          # bytes
 
-FSDP2 handles each unit as follows; a block's experts, if they are divided among ranks, are a unit inside the block's:
+FSDP2 handles each unit as follows. Experts that are divided among ranks are a unit inside their block's unit.
 
-1. It gathers the unit into one buffer and copies the parameters out; parameters that are sharded in another dimension
-   than the first, such as experts, are copied twice. Then it begins to gather the next unit.
+1. It gathers the unit into one buffer and copies the parameters out. Parameters that are sharded along another
+   dimension than the first, such as experts, are copied twice. Then it starts to gather the next unit.
 2. Whole gradients appear while activations are freed.
-3. It frees the parameters and copies the gradients (reordered if they are sharded in another dimension) into a buffer
-   that is reduced. The gradients are freed at once, the buffer when the next unit's is created.
+3. It frees the parameters and copies the gradients (reordered if they are sharded along another dimension) into a
+   buffer that is reduced. The gradients are freed at once, the buffer when the next unit's buffer is created.
 
-A unit inside a recomputed block is gathered as in forward: its buffer stays until the next such unit is gathered.
+A unit inside a recomputed block is gathered as in forward: its buffer exists until the next such unit is gathered.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ __all__ = ["Block", "UnitBytes", "backward_peak"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitBytes:
-    """Bytes of parameters that are gathered and reduced together; if nothing is sharded, of a block's parameters."""
+    """Bytes of parameters that are gathered and reduced together. If nothing is sharded, a unit is a block."""
 
     gathered: int = 0
     """Bytes of the whole parameters, if backward gathers and frees them."""
     buffer: int = 0
-    """Gather buffer from which the parameters are copied; 0 if they are not sharded over several ranks."""
+    """Bytes of the gather buffer from which the parameters are copied; 0 if they are not sharded over several ranks."""
     gradient: int
-    """Whole gradient before its reduction."""
+    """Bytes of the whole gradients before their reduction."""
     sent: int = 0
-    """The buffer that is reduced."""
+    """Bytes of the buffer that is reduced."""
     own: int
-    """This rank's part of the gradient."""
+    """Bytes of this rank's part of the gradients."""
     largest: int
     """Gradient bytes of the largest parameter."""
     first: int
     """Gradient bytes of the largest matrix, the first to be computed."""
     before: int = 0
-    """Gradient accumulated by earlier microbatches: 0, this rank's part, or the whole."""
+    """Bytes of the gradients accumulated by earlier microbatches: none, this rank's part, or the whole gradients."""
     is_added_at_once: bool = False
-    """Each new gradient of a matrix is added to the accumulated one as soon as it is computed."""
+    """True if each new gradient of a matrix is added to the accumulated gradient as soon as it is computed."""
     is_split_inside: bool = False
-    """The parameters are sharded along a dimension other than the first."""
+    """True if the parameters are sharded along a dimension other than the first."""
     is_copied: bool = False
-    """The backend gathers and reduces in a copy of the buffer, as gloo does."""
+    """True if the backend gathers and reduces in a copy of the buffer, as gloo does."""
 
     @property
     def gathering(self) -> int:
@@ -55,14 +55,14 @@ class UnitBytes:
 
     @property
     def all_gradients(self) -> int:
-        """Additional bytes when all of its gradients exist. Stacked gradients are computed in parts and then joined."""
+        """Additional bytes when all gradients of the unit exist. Stacked gradients are computed in parts and joined."""
         stacking = self.largest if self.first < self.largest else 0
         return stacking + (self.largest if self.is_added_at_once else self.gradient)
 
     @property
     def copying(self) -> int:
-        """Additional bytes while its gradients are copied, or the copy is reduced. Whole gradients left by earlier
-        microbatches are the source of the copy, and are freed before it is reduced.
+        """Additional bytes while the unit's gradients are copied into the buffer, or while the buffer is reduced. Whole
+        gradients left by earlier microbatches are the source of the copy, and are freed before the reduction.
         """
         new = 0 if self.is_added_at_once or self.before > self.own else self.gradient
         if not self.sent:
@@ -74,29 +74,29 @@ class UnitBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Bytes of a block: activations, and its units in the order of forward: the outer unit, then the inner one, if
-    any."""
+    """Bytes of a block's activations and units. Units are in the order of forward: the outer unit, then the inner unit,
+    if any."""
 
     kept: int
     """Activations kept by forward."""
     backward_extra: int
     """Additional activations during its backward: recomputed ones, and gradients of activations."""
     at_inner: int
-    """Bytes of this unit in use when the inner unit is gathered."""
+    """Bytes of the block's activations in use when the inner unit is gathered."""
     around_inner: int
-    """Bytes of this unit in use after backward of the inner unit."""
+    """Bytes of the block's activations in use after backward of the inner unit."""
     is_recomputed: bool
     units: tuple[UnitBytes, ...]
 
 
 def backward_peak(blocks: Sequence[Block], root: UnitBytes, *, ahead: int) -> int:
-    """Peak over backward. `ahead`: number of blocks gathered in advance. The root is not counted here: it stays
-    gathered throughout, because its head comes first and its embedding last."""
+    """Peak bytes during backward. `ahead`: number of blocks gathered in advance. The root's parameters are not counted:
+    they stay gathered throughout, because backward starts with the head and ends with the embedding."""
     return max(_points(blocks, root, ahead))
 
 
 def _points(blocks: Sequence[Block], root: UnitBytes, ahead: int) -> Iterator[int]:
-    """Bytes at each point of backward that can be the peak, in order of time."""
+    """Bytes at each point of backward that can be the peak, in chronological order."""
     buffers = [block.units[0].buffer for block in blocks]
     gradients = root.before + sum(unit.before for block in blocks for unit in block.units)
     kept = sum(block.kept for block in blocks)
@@ -116,8 +116,8 @@ def _points(blocks: Sequence[Block], root: UnitBytes, ahead: int) -> Iterator[in
 
 
 def _of_block(block: Block, reduced: int, prefetched: int) -> Iterator[int]:
-    """Bytes at each point of one block's backward, without those held by other blocks. `reduced`: buffer of the last
-    reduction; `prefetched`: buffers of the blocks gathered in advance.
+    """Bytes at each point of one block's backward, without the bytes that other blocks hold. `reduced`: bytes of the
+    last reduction's buffer; `prefetched`: bytes of the buffers of blocks gathered in advance.
     """
     outer, *within = block.units
     yield reduced + block.kept + max(outer.gathering, outer.gathered + prefetched * (1 + outer.is_copied))

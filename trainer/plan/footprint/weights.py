@@ -1,7 +1,7 @@
 """Weights that a rank holds: the model's parameters by communication unit, from the configuration alone.
 
     units = rank_units(config, plan, pp_rank=0)     # the blocks of the rank's stages, then the root
-    sum(unit.whole for unit in units)               # parameters of its tensor- and expert-parallel share
+    sum(unit.whole for unit in units)               # parameters of the rank's tensor- and expert-parallel share
     sum(unit.own for unit in units)                 # parameters that the rank keeps when nothing is gathered
     largest_share(units, num_ranks=4)               # parameters whose optimizer state one replica keeps under ZeRO-1
 
@@ -29,17 +29,17 @@ class Weight:
     rows: int
     row_numel: int
     split: str = ""
-    """Dimension that tensor parallelism splits: rows | columns | nothing."""
+    """Dimension that tensor parallelism splits: "rows", "columns", or empty if it splits none."""
     decays: bool = True
-    """True with weight decay; norms and the embedding have none, and are a separate group of the optimizer."""
+    """True if the parameter has weight decay. Norms and the embedding have none, and are a separate parameter group."""
     matrices: int = 1
-    """Number of matrices stacked in it; their gradients are computed one after the other."""
+    """Number of matrices stacked in the parameter; their gradients are computed one after the other."""
     gathers_float8: bool = False
-    """FSDP gathers it in fp8."""
+    """True if FSDP gathers the parameter in fp8."""
 
     def numel(self, tp: int = 1, shard: int = 1) -> int:
-        """Elements on one rank. FSDP splits rows unevenly if necessary; this is the largest part, that of its first
-        ranks."""
+        """Number of elements on one rank. If FSDP has to split rows unevenly, this is the largest part, which the first
+        ranks have."""
         rows, row = self.rows, self.row_numel
         if self.split == "rows":
             rows = -(-rows // tp)
@@ -59,7 +59,7 @@ class Unit:
     shards: int
     """Number of ranks that share the unit under FSDP."""
     dimension: str
-    """Mesh dimension of those ranks."""
+    """Mesh dimension along which the unit is sharded."""
 
     @property
     def whole(self) -> int:
@@ -107,7 +107,7 @@ def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
         experts = _experts(model, plan.ep * plan.tp)
         if plan.ep * plan.tp == 1 or not experts:
             units.append(unit(layer, [*_block(model), *experts]))
-        else:  # experts are already divided among ranks, so fewer ranks share each than share the rest
+        else:  # experts are already divided among ranks, so each is shared by fewer ranks than other parameters are
             units.append(unit(layer, _block(model)))
             units.append(unit(layer, experts, "dp_shard", "cp"))
     embedding = Weight(rows=model.vocab_size, row_numel=model.dim, split="rows", decays=False)
@@ -122,8 +122,8 @@ def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
 
 
 def largest_share(units: Sequence[Unit], num_ranks: int) -> int:
-    """Largest number of elements whose state one of `num_ranks` replicas keeps. torch assigns whole parameters, group
-    by group and largest first, each to the rank with the fewest elements.
+    """Largest number of elements whose optimizer state one of `num_ranks` replicas keeps. torch assigns whole
+    parameters, group by group and largest first, each to the rank with the fewest elements.
     """
     sizes = [0] * num_ranks
     for decays in (False, True):
@@ -134,8 +134,8 @@ def largest_share(units: Sequence[Unit], num_ranks: int) -> int:
 
 
 def power_sgd_numel(units: Sequence[Unit], rank: int) -> tuple[int, int]:
-    """Return (left, right) elements of the factors of all matrices that PowerSGD compresses: matrices whose two factors
-    together have fewer than half as many elements.
+    """Return the numbers of elements (left factors, right factors) of all matrices that PowerSGD compresses. It
+    compresses a matrix if its two factors together have less than half of the matrix's elements.
     """
     left = right = 0
     for matrix in (weight for unit in units for weight in unit.weights):
@@ -152,8 +152,8 @@ def is_factored(weight: Weight, rank: int) -> bool:
 
 
 def _gathers_float8(weight: Weight, tp: int, shards: int) -> bool:
-    """Return True for the matrices that `trainer.parallel.float8_gather` gathers: those that tensor parallelism would
-    split, if their sizes allow fp8."""
+    """Return True for the matrices that `trainer.parallel.float8_gather` gathers: the matrices that tensor parallelism
+    would split, if their sizes allow fp8."""
     fits = all(size % (FLOAT8_MULTIPLE * tp) == 0 for size in (weight.rows, weight.row_numel))
     rows = weight.rows // tp if weight.split == "rows" else weight.rows
     return bool(weight.split) and fits and rows % shards == 0

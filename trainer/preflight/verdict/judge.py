@@ -1,10 +1,11 @@
-"""Form the verdict of a preflight from its readings. Pure; the rules do not depend on the number of nodes.
+"""Form the verdict of a preflight from its readings, without side effects. The rules are the same for any number of
+nodes.
 
     report = judge(readings)
     report = judge(readings, past=earlier_readings, suspicious={"gpu-07": "trouble in 4 of 9 runs"})
 
-Each check yields one line if all is well, or one line per node, device or link that stands out. A check without a
-reading reports that, and never passes.
+Each check yields one line if all is well, or one line per node, device or link that stands out. A check that has no
+reading says so, and never passes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def judge(
     past: Sequence[Readings] = (),
     suspicious: Mapping[str, str] | None = None,
 ) -> PreflightReport:
-    """The verdict; `past` are earlier preflights of the fleet, `suspicious` its hosts with trouble and why."""
+    """The verdict. `past`: earlier preflights of the fleet. `suspicious`: {host of the fleet: trouble in earlier
+    runs}."""
     lines = (
         *_presence(readings),
         *_agreement(readings, policy),
@@ -121,7 +123,8 @@ def _on(having: Sequence[RankReading]) -> str:
 
 
 def _clocks(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
-    """Judge offsets from the median of all nodes, so that a wrong clock of rank 0 is not reported for the others."""
+    """Judge clocks by their offset from the median of all nodes, so that a wrong clock of rank 0 does not make all
+    other clocks look wrong."""
     offsets: dict[str, float] = {}
     for reading in readings.ranks:
         if reading.clock_offset_ns is not None:
@@ -173,7 +176,7 @@ def _space(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
 
 
 def _all_reduce(readings: Readings) -> Iterator[Line]:
-    """Judge only whether the all-reduce worked, since its bandwidth has nothing to be compared with."""
+    """Judge only whether the all-reduce worked, because there is nothing to compare its bandwidth with."""
     found = readings.all_reduce
     if found is not None:
         text = (
@@ -202,7 +205,8 @@ def _fleet(readings: Readings, suspicious: Mapping[str, str] | None) -> Iterator
 
 
 def setting_lines(readings: Readings) -> Iterator[Line]:
-    """One line per size, one for settings that could not run, one for variables that already fix a choice.
+    """Lines on `--tune`: one per message size, one per problem of settings that could not run, and one for variables
+    that already fix a choice.
 
     A setting counts as faster only if each of its readings is shorter than every reading without it, because readings
     vary and the fastest of ten is fast by chance.

@@ -38,7 +38,7 @@ def device_lines(readings: Readings, policy: PreflightPolicy, past: Sequence[Rea
 
 
 def slow_devices(readings: Readings, field: str, policy: PreflightPolicy) -> dict[int, float]:
-    """Return {rank: speed relative to devices of the same model} of devices that are too slow."""
+    """Return {rank: speed relative to devices of the same model} for devices that are too slow."""
     by_model: dict[str, dict[int, float]] = {}
     for reading in readings.ranks:
         value = getattr(reading, field)
@@ -72,7 +72,7 @@ def _passed(check: str, field: str, measured: Sequence[RankReading]) -> Line:
 
 
 def _waiting(readings: Readings) -> Iterator[Line]:
-    """Nodes whose processes had to wait for a core while those of other nodes did not."""
+    """Ranks that had to wait for a core while most others did not."""
     waits = {reading.rank: reading.core_wait_ratio for reading in readings.ranks if reading.core_wait_ratio is not None}
     usual = median_or_nan(list(waits.values())) if len(waits) > 1 else 0.0
     for reading in readings.ranks:
@@ -119,5 +119,5 @@ def _speed(value: float, field: str) -> str:
 
 
 def flops_text(flops_per_s: float) -> str:
-    """Operations per second in the unit that fits."""
+    """Operations per second as text, in TFLOP/s or GFLOP/s."""
     return f"{number(flops_per_s / 1e12)} TFLOP/s" if flops_per_s >= 1e12 else f"{number(flops_per_s / 1e9)} GFLOP/s"

@@ -1,8 +1,8 @@
 """Judge bandwidth and latency between nodes: report an endpoint if all of its links are slow, otherwise the link.
 
-1. An endpoint's fastest link in each direction shows what the endpoint can do. If it is slower than those of its peers,
-   the endpoint is reported, and its links are not reported separately.
-2. Each remaining link is compared with all remaining links.
+1. An endpoint's fastest link in each direction shows what the endpoint can do. If that link is slower than the fastest
+   links of its peers, the endpoint is reported, and its links are not reported separately.
+2. Each remaining link is compared with all other remaining links.
 
 With two endpoints there is only one link, and its directions are compared.
 """
@@ -24,7 +24,7 @@ from trainer.preflight.verdict.report import Line, Status
 __all__ = ["link_lines", "rate_text", "seconds_text", "slow_pairs"]
 
 Direction = Literal["sends", "receives"]
-_MIN_ENDPOINTS = 3  # with two endpoints, a slow link would blame both
+_MIN_ENDPOINTS = 3  # with two endpoints, a slow link would be blamed on both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class _SlowEndpoint:
 
 
 def link_lines(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
-    """One line per slow endpoint, slow link and high latency, or one line that all links are fine."""
+    """One line per slow endpoint, slow link and high latency, or one line which says that all links are fine."""
     links = readings.links
     if not links:
         return
@@ -119,7 +119,7 @@ def _single_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], poli
 
 
 def _latency_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], policy: PreflightPolicy) -> Iterator[Line]:
-    """Latencies, judged like bandwidths: endpoints first, then single links."""
+    """Lines on high latencies, which are judged like bandwidths: endpoints first, then single links."""
     best: dict[int, float] = {}
     for link in links:
         for rank in (link.source, link.target):
@@ -155,7 +155,7 @@ def _named(rank: int, node_of: Mapping[int, str]) -> str:
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """Bandwidth in decimal units, as in the ratings of links."""
+    """Bandwidth as text in decimal units, as links are rated."""
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if bytes_per_s >= size:
             return f"{number(bytes_per_s / size)} {unit}"

@@ -22,7 +22,7 @@ MAX_BYTES = 64 << 20
 
 
 def read_past(folder: Path) -> list[Readings]:
-    """The newest preflights, oldest first; damaged files are left out."""
+    """The newest `MAX_PAST` preflights, oldest first; damaged files are left out."""
     found = []
     for path in sorted(_place(folder).glob("*.json"))[-MAX_PAST:]:
         try:

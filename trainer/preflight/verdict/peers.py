@@ -1,4 +1,4 @@
-"""Readings that stand out from those of their peers, by median and median absolute deviation.
+"""Find readings that stand out from the readings of their peers, by median and median absolute deviation.
 
 slow_among({"gpu-01": 700.0, "gpu-02": 705.0, ...}, slow_ratio=0.9, policy=policy)   # {"gpu-07": 0.62}
 """
@@ -19,11 +19,11 @@ Key = TypeVar("Key", bound=Hashable)
 def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: PreflightPolicy) -> dict[Key, float]:
     """{key: value / value of its peers} for values that are too low, lowest first.
 
-    1. With fewer than `least_peers` values, values are compared with the highest, and are too low below
-       `few_peers_ratio`.
+    1. With fewer than `least_peers` values, a value is too low if its ratio to the highest value is below
+       `few_peers_ratio` and `slow_ratio`.
     2. Otherwise a value is too low if it is below `slow_ratio` x median, and at least `least_z` spreads below the
        median.
-    3. For any spread, a value is too low if it is below `half_speed_ratio` x lower quartile.
+    3. Whatever the spread, a value is too low if it is below `half_speed_ratio` x lower quartile.
     """
     if len(values) < 2:
         return {}
@@ -40,7 +40,7 @@ def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: Prefli
 def high_among(
     values: Mapping[Key, float], *, high_ratio: float, least_excess: float, policy: PreflightPolicy
 ) -> dict[Key, float]:
-    """{key: value / median} for values that are too high, highest first."""
+    """{key: value / median} for values that are too high, highest first. Empty with fewer than `least_peers` values."""
     if len(values) < policy.least_peers:
         return {}
     usual, spread = median_or_nan(list(values.values())), sigma(list(values.values()))

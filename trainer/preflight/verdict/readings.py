@@ -1,4 +1,4 @@
-"""Readings of a preflight: one per rank, one per link and direction, one of the all-reduce.
+"""Readings of a preflight: one per rank, one per link and direction, and one for the all-reduce.
 
     readings = Readings(world_size=2, ranks=(RankReading(rank=0, ...), ...), links=(...,))
     Readings.of_json(readings.to_json()) == readings
@@ -22,14 +22,14 @@ class RankReading:
     rank: int
     local_rank: int = 0
     node: str
-    """Name of the node: its host name, with a number where several nodes have the same."""
+    """Name of the node: its host name, with a number if several nodes have the same host name."""
     host: str = ""
     device: str = "cpu"
     """Model of the device: speeds are compared among equal models."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Versions and hardware that should be the same everywhere."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables."""
+    """Environment variables that should be the same everywhere."""
     disk_free_bytes: int | None = None
     shared_free_bytes: int | None = None
     matmul_flops_per_s: float | None = None
@@ -37,7 +37,7 @@ class RankReading:
     core_wait_ratio: float | None = None
     """Share of the measurement in which the process waited for a processor core."""
     clock_offset_ns: int | None = None
-    """Positive: ahead of rank 0's clock."""
+    """Offset from rank 0's clock; positive if this clock is ahead."""
     clock_error_ns: int | None = None
     problem: str = ""
     """Reason why this rank could not measure everything; empty if it could."""
@@ -55,7 +55,7 @@ class LinkReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceReading:
-    """Over all ranks. The bus bandwidth is 2 (n - 1) / n x size / time, as nccl-tests define it."""
+    """The all-reduce over all ranks. Its bus bandwidth is 2 (n - 1) / n x size / time, as in nccl-tests."""
 
     num_bytes: int
     bus_bytes_per_s: float
@@ -108,7 +108,7 @@ class Readings:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Raises TypeError or KeyError for anything else."""
+        """Inverse of `to_json`. Raises TypeError or KeyError for anything else."""
         all_reduce, settings = values["all_reduce"], values.get("settings", ())
         return replace(
             cls(**{**values, "ranks": (), "links": (), "all_reduce": None, "settings": ()}),
