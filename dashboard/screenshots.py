@@ -99,7 +99,7 @@ def _picture(page: Page, width: int) -> bytes:
 def wait_until_whole(page: Page, *, timeout_ms: float) -> None:
     """Wait until the page's script has ended with nothing left to compute, and every element is drawn.
 
-    Between two runs of the script that caption is missing, too.
+    A missing caption alone proves nothing, because there is none between two runs of the script either.
     """
     caption = PENDING.partition(":")[0]
     page.wait_for_function(_IS_WHOLE, arg=[SETTLED, caption, _UNDRAWN], timeout=timeout_ms)

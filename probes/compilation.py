@@ -46,7 +46,7 @@ class CompileProbe:
             return
         with failing_open("compilation"):
             handler = getattr(module, "callback_handler", None)
-            if handler is None:  # it is being imported
+            if handler is None:  # the module is being imported
                 return
             handler.register_start_callback(self._started)
             handler.register_end_callback(self._finished)

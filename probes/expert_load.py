@@ -1,7 +1,7 @@
 """Expert load: for each layer and expert of a mixture, the numbers of tokens routed to it and of tokens dropped.
 
     probe = ExpertProbe(recorder, {3: layer.take_load, ...}, interval=10)
-    probe.after_backward(step)          # at every 10th step: rows for all steps since the last ones
+    probe.after_backward(step)          # at every 10th step: rows for the load since the last rows
 
 `take_load()` gives integers of shape (2, experts) on the device: the choices and drops of this rank's tokens since the
 last call. It gives None if there were no tokens. Ranks do not communicate: readers of the table sum over them. On a GPU
@@ -27,7 +27,7 @@ from .tape_recorder import TapeRecorder
 __all__ = ["ExpertProbe"]
 
 
-MAX_IN_FLIGHT = 8  # maximum readings still being copied from the device
+MAX_IN_FLIGHT = 8  # maximum number of readings still being copied from the device
 
 
 class _Reading(NamedTuple):

@@ -37,7 +37,7 @@ def probes_disabled() -> bool:
 
 
 def record_error(place: str, error: BaseException) -> None:
-    """Count `error` under `place`; log it the first time, with its traceback unless a disk refused.
+    """Count `error` under `place`; log it the first time, with its traceback unless it is a disk error.
 
     Once a kernel of the program has failed, every CUDA call reports that failure. It is logged in one line for all
     places, because a probe's traceback would only hide the program's own. Raises `error` under RANKSCOPE_FAIL_LOUD.

@@ -34,7 +34,7 @@ __all__ = ["MAX_IN_FLIGHT", "GradientProbe", "clean_name"]
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 _LAYOUTS = (torch.strided, torch.sparse_coo)
 _UNKNOWN_COUNT = int(UNSET["i64"])
-MAX_IN_FLIGHT = 8  # readings of a device that have not come back
+MAX_IN_FLIGHT = 8  # maximum number of readings still being copied from the device
 
 
 def clean_name(name: str) -> str:
@@ -82,7 +82,7 @@ class GradientProbe:
             return
         is_due = self._interval > 0 and step % self._interval == 0
         if not is_due and not self._in_flight:
-            return  # most steps: no context manager is entered for nothing
+            return  # the case in most steps, which saves entering a context manager
         if is_capturing():
             return  # our kernels would become part of the graph, and a query would end the capture
         with failing_open("gradients"), torch.no_grad():
@@ -101,7 +101,7 @@ class GradientProbe:
     def norms(self) -> dict[str, Tensor]:
         """L2 norms of this rank's parts of gradients, by the ranks that share the gradient ("" for whole gradients).
 
-        Empty without gradients, and on a GPU except at the interval, because it reads all gradients.
+        Empty without gradients. On a GPU also empty between the measured steps, since every norm reads all gradients.
         """
         if is_capturing():
             return {}
@@ -140,7 +140,7 @@ class GradientProbe:
         return [(self._parameters[index][0], found[index]) for index in sorted(found)]
 
     def close(self) -> None:
-        """Write what has been measured, and free the parameters unless a reading is still to come."""
+        """Write what has been measured, and let the parameters be freed unless a reading is still to come."""
         self.flush()
         if isinstance(self._recorder, TapeRecorder) and not self._in_flight:
             self._recorder.at_close.remove(self.flush)
@@ -168,7 +168,7 @@ class GradientProbe:
         return nonfinite
 
     def _local_gradients(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield (index of the parameter, local gradient) of those that can be measured."""
+        """Yield (index of the parameter, local gradient) for each gradient that can be measured."""
         for index, (_, parameter) in enumerate(self._parameters):
             gradient: Any = parameter.grad
             if gradient is None:
@@ -187,7 +187,7 @@ class GradientProbe:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """The gradient's values; of a sparse gradient, as of an embedding, its coalesced rows."""
+    """The gradient's values; for a sparse gradient, such as an embedding's, its coalesced rows."""
     return gradient if gradient.layout is torch.strided else gradient.coalesce().values()
 
 

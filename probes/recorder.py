@@ -30,7 +30,7 @@ class Recorder(Protocol):
     rank: int
     attempt: int
     step_number: int
-    """The current step, or the last one between two steps."""
+    """The current step; between two steps, the previous one."""
     wait_ns: int
     """Nanoseconds blocked in collectives since the start of the process."""
 

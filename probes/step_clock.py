@@ -96,7 +96,7 @@ ON_DEVICE = frozenset(
     for phase in ("forward", "backward", "optimizer")
     for column in (PHASE_COLUMNS[phase].time, PHASE_COLUMNS[phase].gap)
 ) | {_COLUMNS["after_optimizer_ns"]}
-"""Times of work done on a GPU."""
+"""Columns with times of work done on a GPU."""
 _WAITS = frozenset(index for name, index in _COLUMNS.items() if name.endswith("_wait_ns"))
 _STEP, _START, _DURATION = _COLUMNS["step"], _COLUMNS["start_ns"], _COLUMNS["duration_ns"]
 _CPU, _WAIT, _GC = _COLUMNS["cpu_ns"], _COLUMNS["collective_wait_ns"], _COLUMNS["gc_ns"]

@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
 
     def before_exec() -> None:
         signal_at_parent_death(signal.SIGKILL)
-        for number in ignored:  # after `exec` the default would apply, and end a program under nohup
+        for number in ignored:  # `exec` would restore the default action, which ends a program under nohup
             signal.signal(number, signal.SIG_IGN)
 
     try:

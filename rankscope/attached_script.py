@@ -15,7 +15,7 @@ import os
 import runpy
 import sys
 
-TYPE_CHECKING = False  # the constant of `typing`, without its import in a user's process
+TYPE_CHECKING = False  # replaces `typing.TYPE_CHECKING`, whose import a user's process can do without
 if TYPE_CHECKING:
     from typing import Any
 
@@ -71,7 +71,7 @@ def _names_variables(script: str) -> bool:
 
 
 def follow_environment() -> None:
-    """At the next import of torch, apply the variables that were changed before it and that torch reads only once."""
+    """At the script's import of torch, apply variables that torch has already read and that the script has changed."""
     real = builtins.__import__
     before = {name: os.environ.get(name) for name in (*_NUM_THREADS, _DEBUG)}
 

@@ -22,8 +22,8 @@ _SEVERAL = 3
 """Number of commands from which a shared parameter is explained only once."""
 
 _EXAMPLE = 1
-"""Index of the example on the page, or the last one if there are fewer: the first often repeats the usage. `--help` has
-all of them."""
+"""Index of the example that the page shows; a command with fewer examples shows its last one. The first example often
+repeats the usage. `--help` has all examples."""
 
 _HEAD = """# Commands
 

@@ -64,7 +64,7 @@ class CulpritKiller:
         pids = {rank: pid for rank, pid in pids.items() if is_process_of(self._run.path, pid)}
         reason = verdicts[0].summary if verdicts else ""
         if not culprits and blamed:
-            # If all of them run on this node, they have exited: then the hang's summary is the reason.
+            # If all blamed ranks run on this node, they have exited, and the hang's summary is the reason.
             overdue_reason = (
                 "A rank hangs on another node, and its `watch` has not acted." if blamed - local_ranks else reason
             )

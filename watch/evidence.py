@@ -5,7 +5,7 @@
 
 Sources: stacks (py-spy), the flight recorder through torch's pipe, NCCL's RAS, the kernel log, nvidia-smi, tails of
 logs. Missing sources are listed with the reason, and none is waited for longer than `LIMIT_S`. The job is not
-disturbed: a dump through the pipe is the one that the watchdog would write.
+disturbed: a dump requested through the pipe is the same as the watchdog's.
 
 The contents are limited to `MAX_BYTES` in all, and dumps to `DUMPS_SHARE` of that. What does not fit is listed as
 missing.

@@ -100,7 +100,7 @@ class IngestLoop:
         self._num_rows = 0
         self._pace = TickPace()
         self._unjudged_ticks = 0
-        """Ticks covered by the rounds since the last one that judged."""
+        """Ticks covered by all rounds since the last round that ran the analyzers."""
         self._eager_attempt, self._eager_since_s = -1, 0.0
         self._tick_s = 0.0
         self._ingested_ns = tapes.recorded_now_ns()
@@ -195,7 +195,7 @@ class IngestLoop:
                 self._ingest()
 
     def _end_ranks(self, store: Source) -> bool:
-        """End processes of older attempts and read the last traces; returns True if there were any."""
+        """End processes of older attempts and read the last traces. Returns True if events may have been written."""
         kill_stale(self._run, stale_ranks(store, self._node_rank), self._events)
         return self._traces.finish(store, self._tapes.ranks)
 

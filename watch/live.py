@@ -65,7 +65,7 @@ class LiveJudge:
 
     @property
     def is_behind(self) -> bool:
-        """True while an earlier attempt, or steps before the newest, are to be judged at the next call."""
+        """True while an earlier attempt, or steps before the newest, must still be judged by another call."""
         return self._state.missed is not None or self._state.attempt != (self._state.newest or 0)
 
     @property

@@ -78,7 +78,7 @@ class LiveTapes:
 
     def __init__(self, run: RunDir, node_rank: int = 0) -> None:
         self.has_ended = False
-        """True if the launcher has reported the end of the run on this node, and not started it again."""
+        """True if the launcher has reported the end of the run on this node and has not started it again."""
         self.is_stopping = False
         """True if a signal has asked the launcher to end the run."""
         self.pids: Mapping[int, int] = {}
@@ -156,7 +156,7 @@ class LiveTapes:
         return self._read_ns + self._anchor_ns
 
     def recorded_now_ns(self) -> int:
-        """Current time by the clock of the attempt's tapes, which is also that of the store (epoch nanoseconds)."""
+        """Current time by the clock of the attempt's tapes, which the store uses, too (epoch nanoseconds)."""
         anchor_ns = self._attempt.anchor_ns
         return time.monotonic_ns() + (self._anchor_ns if anchor_ns is None else anchor_ns)
 

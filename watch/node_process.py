@@ -4,7 +4,7 @@
 
 The main thread detects hangs from the tapes alone (`watch.standstill_loop`), a second thread writes the store and runs
 all other analyzers (`watch.ingest_loop`), and a third runs plug-ins (`watch.plugins.loop`); each ticks about once a
-second. The process exits when the run has ended, or when all processes of the run have. It takes part in no collective
+second. It exits when the run has ended, or when all of the run's processes have exited. It takes part in no collective
 and holds no lock that a rank could wait for, so it can be killed and restarted at any time.
 """
 
@@ -151,7 +151,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 judge = LiveJudge(run.manifest(), events, exporting, stacks_dir=run.stacks)
                 pid = options.launcher_pid
                 loop = StandstillLoop(run, tapes, judge, events, launcher_pid=pid, job=job)
-                if not loop.is_past():  # the run has ended: present readings do not belong to it
+                if not loop.is_past():  # after the end of a run, readings do not belong to it
                     sampling_health.enter_context(node_health(run, node_rank, events))
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
@@ -171,7 +171,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 plugins.finish()
                 syncing.finish()
                 if not loop.is_needed():
-                    remove_shared(run.path, node_rank)  # for ranks that could not close it themselves
+                    remove_shared(run.path, node_rank)  # for ranks that could not do it themselves
         exporting.finish()  # the store is closed first, so that no reader waits for a tracker or a last scrape
         if ingest.publishing is not None:
             ingest.publishing.finish()
@@ -236,7 +236,7 @@ def _leave_signals() -> None:
 
 def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
     """Ingest the last records."""
-    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):  # each of these fails if the folder was replaced
+    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):  # pointless if the folder was deleted or replaced
         heartbeat.beat()
         with contextlib.suppress(StoreError):
             ingest.close()

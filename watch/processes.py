@@ -117,7 +117,7 @@ def processes_of(folder: Path) -> list[int]:
 def is_process_of(folder: Path, pid: int) -> bool:
     """Return True if a process has a file below `folder` open or mapped.
 
-    Pids in a run's records may belong to another run: in a copied folder they are the original's.
+    Pids in a run's records may belong to another run: a copied folder has the pids of the original run.
     """
     below = f"{folder.resolve()}{os.sep}"
     try:
@@ -129,7 +129,7 @@ def is_process_of(folder: Path, pid: int) -> bool:
 def _holds_open(descriptors: Path, below: str) -> bool:
     try:
         names = os.listdir(descriptors)
-    except OSError:  # exited, or of another user
+    except OSError:  # the process exited, or belongs to another user
         return False
     for name in names:
         try:

@@ -42,7 +42,7 @@ ORPHAN_GRACE_S = 10.0
 QUIET_S = 2.0
 """Seconds without records after which hangs are judged; at most half of the shortest hang threshold."""
 STATE_CHANGE_S = 20.0
-"""Seconds after a rank's end during which records are judged: the launcher reports only later how it died."""
+"""Seconds after a rank's end during which records are judged, because the launcher reports later how the rank died."""
 
 
 class StandstillLoop:
@@ -77,7 +77,7 @@ class StandstillLoop:
         self._last_attempt: int | None = None
         """The newest attempt at the last round."""
         self._unjudged: int | None = None
-        """The oldest attempt that ran and was followed by another, and whose end has not been judged yet."""
+        """The oldest attempt that was followed by another one and whose end has not been judged yet."""
 
     def tick(self) -> None:
         """Do one round. After an error the newest records are read again, because memory may hold only part of them."""
@@ -113,11 +113,11 @@ class StandstillLoop:
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
         # A finding may be about the end of an earlier attempt, for which no rank of this attempt may be killed.
         self._act([finding for finding in fired if finding.attempt == attempt], attempt)
-        self._report_ends()  # last: if it fails, the newest attempt has been judged
+        self._report_ends()  # last, so that the newest attempt is judged even if this fails
 
     def _report_ends(self) -> None:
         """Report how attempts ended, one round after the next attempt was first seen, because their last records may
-        arrive until then. A leader does it for the nodes that it leads.
+        arrive until then. A leader reports for all nodes that it leads.
         """
         attempt, last = self._tapes.attempt, self._last_attempt
         self._last_attempt = attempt
@@ -151,7 +151,7 @@ class StandstillLoop:
         """Return True if the run had ended, or its processes had exited, before this watch was started by hand."""
         try:
             self._tapes.poll()
-        except Exception:  # as in a tick, which retries
+        except Exception:  # as after a failed tick: read again later
             self._tapes.forget()
             return False
         if self._is_launched or self._tapes.is_running:
@@ -183,8 +183,8 @@ class StandstillLoop:
         return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.read_ns())
 
     def _act(self, hangs: Sequence[Finding], attempt: int) -> None:
-        """Kill the ranks of this node that open hangs or the leader's verdict blame. `hangs`: the findings of this
-        round.
+        """Kill this node's ranks that are blamed by an open hang or by the leader's verdict. `hangs`: the findings of
+        this round.
         """
         verdicts = [Verdict.of([hang], attempt) for hang in self._judge.open_findings("hang", attempt)]
         hang_is_open = bool(verdicts)
@@ -195,7 +195,7 @@ class StandstillLoop:
                 verdicts, hang_is_open = [*verdicts, received], True
         if (verdicts or hang_is_open) and self._tapes.poll():
             return  # a rank continued while its records were judged: the next round judges again
-        if not (self._tapes.has_ended or self._tapes.is_stopping):  # the launcher ends them
+        if not (self._tapes.has_ended or self._tapes.is_stopping):  # otherwise the launcher ends the ranks
             # Ranks that still record are not waiting: do not kill them.
             hang_is_open &= self._is_quiet
             self._culprits.act(verdicts, attempt, self._tapes.processes, self._tapes.ranks, hang_is_open=hang_is_open)

@@ -5,8 +5,8 @@
     known.closed.get("rank_lost-0-r1")            # "the run continued as attempt 1"; None: it is open
     found = pick(known.findings, "straggler-0-r3")
 
-A diagnosis of a live run is some seconds old; `watch` reports within one second. Findings that it reported and the
-diagnosis lacks are added; nothing is judged here. A finding is closed when the run has recovered from it.
+A diagnosis of a live run is some seconds old; `watch` reports within one second. Findings that `watch` has reported and
+that the diagnosis lacks are added; nothing is judged here. A finding is closed when the run has recovered from it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def current_findings(
     found.sort(key=lambda finding: (finding.id in closed, reading_order(finding)))
 
     def with_tense(finding: Finding) -> Finding:
-        if finding.id in closed:  # a report is not repeated, so its last step is not that of the problem
+        if finding.id in closed:  # each finding is reported once, so a report lacks the problem's last step
             return over(finding, finding.last_step if finding in judged else None)
         return at_run_end(finding) if has_ended else finding
 

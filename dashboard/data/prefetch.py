@@ -3,7 +3,7 @@
     set_queries(((overview.load_lines, ()), ...))   # once: the loaders, in order of computation
     prefetch(access)                                # once per run; does nothing for a small run
 
-One query at a time, so that a query of the open page never waits for more than one of them.
+Queries are prefetched one at a time, so that a query of the open page never waits for more than one of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _queries: list[Query] = []
 
 
 def set_queries(queries: Sequence[Query]) -> None:
-    """Set the queries. The pages import this package, so they are not imported here."""
+    """Set the queries. They are passed in because the pages, which define them, import this package."""
     _queries[:] = queries
 
 

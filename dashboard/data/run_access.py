@@ -189,7 +189,7 @@ class RunAccess:
             return found
 
     def _may_grow(self) -> bool:
-        """Return True if the last known state is that of a live run. False before the first state: else it would be
-        computed twice.
+        """Return True if the last known state is that of a live run. Before the first state is known, returns False,
+        because that state would otherwise be computed twice.
         """
         return self._last_state.is_live

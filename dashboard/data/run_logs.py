@@ -36,7 +36,7 @@ MAX_BYTES = 24 << 20
 MIN_FILE_BYTES = 4 << 10
 MAX_LINE_CHARS = 2_000
 SLACK_NS = 60 * 10**9
-"""A file modified more than this after the run's last event is a copy, so its modification time is not used."""
+"""A file modified later than this after the run's last event counts as a copy; its modification time is not used."""
 TRACEBACK = "Traceback (most recent call last)"
 _ATTEMPT = re.compile(r"attempt[-_](\d{1,6})")
 
@@ -100,7 +100,7 @@ def run_logs(source: Source, path: str) -> RunLogs:
 
 
 def lines_at(lines: Sequence[LogLine], *, rank: int, step: int, attempt: int) -> list[LogLine]:
-    """Lines that a rank printed in one step of an attempt; a file without an attempt in its name matches any."""
+    """Lines that a rank printed in one step of an attempt. Files without an attempt in their name match any attempt."""
     return [line for line in lines if (line.rank, line.step) == (rank, step) and line.attempt in (None, attempt)]
 
 
@@ -108,7 +108,7 @@ def _plain_files(folder: Path) -> Iterator[tuple[Path, int, int]]:
     """Yield (path, size, modification time) of regular files, two folders deep. Links are skipped, because they may
     lead out of the run.
 
-    `rank-00000.error.json` is skipped, since it repeats the traceback in the log.
+    JSON files are skipped, since a `rank-00000.error.json` repeats the traceback in the log.
     """
     for parent, folders, names in os.walk(folder):
         depth = len(Path(parent).relative_to(folder).parts)

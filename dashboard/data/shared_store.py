@@ -28,7 +28,7 @@ from store import Store, is_watched
 __all__ = ["CATCH_UP_S", "SharedStore", "files_version"]
 
 CHILD_PROCESS_BYTES = 16 << 20
-"""Larger tapes without a store are ingested by a child process."""
+"""Size in bytes from which tapes without a store are ingested by a child process."""
 CATCH_UP_S = 4.0
 """Seconds between two ingests of a run without a watch."""
 WAIT_S = 3.0

@@ -133,7 +133,7 @@ def markdown_text(text: object, limit: int = MAX_TEXT) -> str:
 
 
 def with_runbook_links(markdown: str) -> str:
-    """Text of `markdown_text` in which each command that explains a finding is a link to the Runbook page."""
+    """Link each command that explains a finding to the Runbook page, in text from `markdown_text`."""
     return _EXPLAIN.sub(r"[\g<0>](runbook?section=\1)", markdown)
 
 

@@ -23,7 +23,7 @@ __all__ = ["collectives"]
 
 _COLUMNS = {
     "bytes": st.column_config.NumberColumn("bytes", format="localized"),  # thousands are separated
-    "group": st.column_config.TextColumn("group", width=130),  # by itself as wide as the first, shortest names
+    "group": st.column_config.TextColumn("group", width=130),  # by default as wide as the first names, which are short
 }
 
 

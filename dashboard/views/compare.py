@@ -26,8 +26,8 @@ __all__ = ["MAX_RUNS", "compare", "without_common_prefix"]
 
 MAX_RUNS = 8
 SENTENCE, MAX_SENTENCE = 60, 190
-"""Characters from which a value counts as a sentence, which wraps; a longer one ends with an ellipsis, since the page
-Findings has all of it."""
+"""A value of more than `SENTENCE` characters is a sentence and wraps. Beyond `MAX_SENTENCE` characters it is cut with
+an ellipsis, because the page Findings shows all of it."""
 _LINE_CHARS, _LINE_PX, _CELL_PX = 24, 19, 20
 """Minimum characters per line of a column that wraps; height of a line, and of a cell without its lines (pixels)."""
 _MANIFEST_TABLES = ("Setting", "Version", "Launch")

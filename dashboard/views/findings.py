@@ -103,7 +103,8 @@ def verdict_without_findings(view: View, diagnosis: Diagnosis, listed: str = "se
 
 
 def _mark(view: View, diagnosis: Diagnosis) -> str:
-    """Colour and icon of a verdict without findings: green only if all was judged that matters and the run is well."""
+    """Colour and icon of a verdict without findings: green only if every check that matters was made and the run is
+    healthy."""
     found = outcome(diagnosis.verdict, diagnosis.run)
     if found == "failed" or view.state.word in _UNWELL:
         return "orange[:material/warning:"
@@ -215,7 +216,7 @@ def _evidence_of(view: View, finding: Finding) -> dict[str, Any] | None:
 
 
 class _ById:
-    """A finding as a query parameter, equal to later versions of the same finding with other numbers."""
+    """A finding as a query parameter. It equals later versions of the same finding, even if their numbers differ."""
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding

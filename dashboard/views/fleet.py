@@ -104,7 +104,7 @@ def _draw(found: Fleet) -> None:
 
 
 def _exclude(found: Fleet) -> None:
-    """Draw the suspicious hosts, for copying."""
+    """Draw the suspicious hosts as texts to copy, one per format."""
     texts = {form: exclude_list(found, form) for form in FORMS}
     if not any(texts.values()):
         return

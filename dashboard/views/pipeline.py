@@ -23,7 +23,7 @@ __all__ = ["pipeline"]
 
 
 def load_members(source: Source) -> dict[int, dict[str, Any]]:
-    """{attempt: (pipelines, newest finished step)} for attempts that have both."""
+    """{attempt: {"members": ranks of each pipeline, "last": newest finished step}} for attempts that have both."""
     if not (source.has("ranks") and source.has("spans")):
         return {}
     last = queries.last_finished_steps(source)  # an unfinished step has only some of its spans
@@ -42,7 +42,7 @@ def load_schedule(source: Source, attempt: int, step: int, members: tuple[int, .
 def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule: str) -> dict[str, Any]:
     """Load the bubble of all pipelines (as in the report) and of one pipeline. Either may be None; `why` is the reason.
 
-    Host spans of a GPU run do not measure the bubble, so there is none.
+    Host spans of a GPU run do not measure the bubble, so for such a run both are None.
     """
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
         return {"bubble": None, "chosen": None, "why": HOST_SPANS}

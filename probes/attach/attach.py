@@ -3,7 +3,7 @@
     recorder = attach(model, optimizer)          # any script: one process, DDP, FSDP2, wrappers
     log(loss=loss)                               # optional
     ...
-    detach()                                     # optional; the end of the process does it too
+    detach()                                     # optional; recording also stops when the process ends
 
 What it does: finds the run's folder and this rank's place in it (`joining`), opens the rank's tapes, records process
 groups made before and after (`collectives`, `existing_groups`), times phases and steps through hooks (`loop_hooks`),
@@ -76,7 +76,7 @@ class Attached:
         self.run_dir: Path | None = run.path if run is not None else None
         """The run's folder; None if nothing is recorded."""
         self.is_watched: bool = False
-        """True if this process started a `watch` that outlives it."""
+        """True if this process started a `watch`, which outlives it, or had the launcher start one."""
         self._values = StepScalars(recorder) if isinstance(recorder, TapeRecorder) else None
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []
@@ -208,7 +208,7 @@ class Attached:
                 sys.stderr.write(last_line(RunDir(self.run_dir), self._reporting_node) + "\n")
 
     def _close(self) -> None:
-        """Write run_ended for this node, as the launcher does."""
+        """Write `run_ended` for this node, as the launcher does, and close the recorder."""
         if self._reporting_node >= 0:
             reason, code = self.end.reason
             self.recorder.event(event_kinds.RUN_ENDED, node_rank=self._reporting_node, reason=reason, exit_code=code)
@@ -222,7 +222,7 @@ class Attached:
         gradient_interval: int | None = None,
         leads: bool = True,
     ) -> None:
-        """Hook models and optimizers, including those created later. `leads`: the optimizer's step ends the step."""
+        """Hook models and optimizers, including those created later. `leads`: optimizer steps end the loop's steps."""
         if self._phases is None:
             for model in models:
                 self._models.add(model)  # `guard` needs the parameters, recorded or not
@@ -239,12 +239,12 @@ class Attached:
                 self._phases.norms.measure_with(self._gradient_probe)
 
     def _gradient_probe(self) -> GradientProbe:
-        """Made at an update, not in forward: there `torch.func.functional_call` may replace the parameters."""
+        """Make the probe at an update. In forward, `torch.func.functional_call` may have replaced the parameters."""
         named = named_parameters_in(self._models) or named_parameters_of(self._phases and self._phases.leader)
         return GradientProbe(self.recorder, named, interval=self._gradient_interval, models=self._models)
 
     def _switch_models(self, optimizer: Any) -> None:
-        """From now on measure only the models that this optimizer updates: the script trains another model."""
+        """Measure only the models that this optimizer updates, because the script now trains another model."""
         self._models = WeakObjects([] if self._phases is None else self._phases.models(optimizer))
         self.watch([], gradient_interval=self._gradient_interval)
 
@@ -258,7 +258,7 @@ class Attached:
         return [parameter for _, parameter in named_parameters_in(self._models)]
 
     def describe(self, *, mesh: Any) -> None:
-        """Record this rank's place in a mesh: a DeviceMesh, or {"pp": 2, "dp": 4} with the last dimension fastest."""
+        """Record this rank's place in a mesh: a DeviceMesh, or sizes as {"pp": 2, "dp": 4}, last dimension fastest."""
         if isinstance(self.recorder, TapeRecorder):
             with failing_open("attach.describe"):
                 mesh_of_loop.describe(self.recorder, mesh)

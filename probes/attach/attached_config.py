@@ -3,8 +3,8 @@
 os.environ[VARIABLE] = json.dumps({"publish": {"address": "s3://lake/rankscope"}})     # rankscope run --set
 attached_config({"probes": {"retain": "window"}})     # both, and {"recovery": {"enabled": False}}
 
-The launcher has checked its options. Those of the script are checked in a separate process by the trainer's
-configuration, whose models need packages and module names that a user's process should not load.
+The launcher has checked its options. The script's options are checked by the trainer's configuration in a separate
+process, because that code needs packages and module names that a user's process should not load.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SECTIONS = ("probes", "profiler", "recovery", "metrics", "alerts", "otel", "publ
 """Sections that concern the records and `watch`; all others belong to the trainer."""
 _DEFAULTS = {"recovery": {"enabled": False}}  # attaching is not a request to kill ranks
 CHECK_S = 30.0
-"""Limit of the check, which takes half a second."""
+"""Time limit of the check in seconds; it usually takes half a second."""
 
 
 def attached_config(config: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
     """Merge the configuration setting by setting; invalid settings get their defaults.
 
-    `warn`: a warning names each of them.
+    `warn`: log a warning that names each invalid setting.
     """
     given = _merged(config, json.loads(os.environ.get(VARIABLE) or "{}"))
     if any(section in config for section in SECTIONS):
@@ -44,7 +44,7 @@ def attached_config(config: Mapping[str, Any], *, warn: bool = True) -> dict[str
 
 
 def _usable(given: Mapping[str, Any], *, warn: bool) -> dict[str, Any]:
-    """Drop wrong settings; a section that is wrong as a whole becomes empty. Raises if they cannot be checked."""
+    """Drop invalid settings; an invalid section becomes empty. Raises if the settings cannot be checked."""
     command, environment = own_process("trainer.config.attached_settings")
     done = subprocess.run(
         command, input=json.dumps(given, default=str), env=environment, capture_output=True, text=True,

@@ -2,7 +2,7 @@
 
     auto_attach()                            # then run the script
 
-The recorder and the process groups come first. The model is found when it is called: it is the outermost module with
+Recording of process groups starts at once. The model is found when it is called: it is the outermost module with
 trainable parameters that is called with gradients enabled. The optimizer is found at its first step. From then on the
 process is set up as by `attach(model, optimizer)`, and the global hook that looked for the model is removed. If an
 optimizer has unknown parameters, its models are searched among all live objects, because no hook runs for a loop that
@@ -72,16 +72,16 @@ class _Search:
                 if self._attached.watches(module):  # already watched by the script's own attach call or callback
                     return
                 self._attached.watch([module])
-                self._attached.called(module, args)  # torch has already collected the hooks of this call
+                self._attached.called(module, args)  # this call cannot run the new hooks any more
 
     def _before_optimizer_step(self, optimizer: Any, *unused: Any) -> None:
         """Runs before the optimizer's own step hooks. The first optimizer to step marks the end of the loop's steps."""
         if self._attached.is_in_loop():
             is_new = not self._attached.watches(unwrapped(optimizer))
             is_another = self._has_stepped and is_new
-            if self._num_models or self._has_stepped:  # else a closure calls the model inside the step
+            if self._num_models or self._has_stepped:  # otherwise a closure may still call the model inside the step
                 self._module_hook.remove()
-            if is_another:  # it may belong to another training loop
+            if is_another:  # this optimizer may belong to another training loop
                 self._num_models = 0
                 self._module_hook = register_module_forward_pre_hook(self._before_forward)
             if is_new:
@@ -91,7 +91,7 @@ class _Search:
             self._attached.watch([], [optimizer], leads=False)
 
     def _search_models(self, optimizer: Any) -> None:
-        """Watch the models of an optimizer with unknown parameters. Limited to `MAX_SEARCHES`, because it is slow."""
+        """Watch the models of an optimizer with unknown parameters. Slow, so done at most `MAX_SEARCHES` times."""
         if self._num_searches < MAX_SEARCHES:
             known = {id(parameter) for parameter in self._attached.parameters}
             if parameters_of(optimizer) - known:

@@ -1,4 +1,4 @@
-"""Call a method in each process that this one forks: a copy of a recorder there must not write to the same tapes.
+"""Call a method in each forked child, where the copy of a recorder must not write to its parent's tapes.
 
 in_forks(attached.stop)        # no effect once the object is deleted
 """

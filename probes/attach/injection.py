@@ -2,7 +2,7 @@
 
     inject(os.environ[VARIABLE])       # in a drill's rank, after `rankscope` has attached and before the script runs
 
-Its hooks of the model and the optimizer run before or after those of `rankscope.attach`, so that a delay falls in the
+Its hooks on the model and the optimizer run before or after those of `rankscope.attach`, so that a delay falls in the
 intended phase or gap. If the script has no such place (no data loader, no save), nothing is injected and no event is
 written. The event `fault_injected` comes before the fault.
 """
@@ -31,7 +31,7 @@ from .loop.updates import parameters_of
 
 __all__ = ["hold_gil", "inject"]
 
-_MUTEX_BYTES = 64  # a pthread_mutex_t has 40 on x86-64 and 48 on ARM; all zero is an unlocked one
+_MUTEX_BYTES = 64  # a pthread_mutex_t has 40 on x86-64 and 48 on ARM; a mutex of zeros is unlocked
 LEAKED_BYTES = 4 << 20
 MAX_MODELS = 8
 SAVE_S = 1.0
@@ -93,7 +93,10 @@ class _Injection:
     # ---- when ----
 
     def _is_due(self) -> bool:
-        """Return True if the fault acts now: in each step of its range if it lasts, else once; records the first."""
+        """Return True if the fault acts now: in each step of its range if it lasts, else once.
+
+        The first time, writes the event.
+        """
         if self._has_acted or not self._fault.step <= self._recorder.step_number <= self._fault.until:
             return False
         self._has_acted = not self._fault.lasts
@@ -130,7 +133,7 @@ class _Injection:
             self._in_eval_mode.append(module)
 
     def _find_in_eval_mode(self, optimizer: Any, *unused: Any) -> None:
-        """Take the first module that was called in eval mode, if no other trains, and the optimizer updates it."""
+        """If no model has been found, take the first module called in eval mode that this optimizer updates."""
         updated = parameters_of(optimizer)
         called, self._in_eval_mode = self._in_eval_mode, []
         for module in called:
@@ -175,7 +178,7 @@ class _Injection:
         if floating is None:
             embedding = next((part for part in module.modules() if isinstance(part, nn.Embedding)), None)
             if embedding is not None and self._is_due():
-                hooks: list[Any] = []  # removes itself
+                hooks: list[Any] = []  # the hook's handle, with which it removes itself
                 hooks.append(embedding.register_forward_hook(lambda *call: _spoiled(call[2], bad, hooks)))
             return None
         if not self._is_due():
@@ -185,7 +188,7 @@ class _Injection:
 
     def _act(self, module: nn.Module, args: Any) -> None:
         if self._fault.name == "skip_collective" and not getattr(module, "require_backward_grad_sync", True):
-            return  # a microbatch that reduces nothing: there is nothing to leave out
+            return  # this microbatch reduces nothing, so there is nothing to skip
         if self._fault.name == "memory":
             if self._is_due():
                 self._leaked.append(torch.ones(LEAKED_BYTES, dtype=torch.uint8))

@@ -41,6 +41,6 @@ def last_line(run: RunDir, node_rank: int) -> str:
 
 
 def _short(path: Path) -> str:
-    """The path relative to the working folder, if it is below it."""
+    """The path, relative to the working folder if it lies in that folder."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

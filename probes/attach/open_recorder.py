@@ -61,7 +61,7 @@ def open_recorder(
         "command": sys.argv,
         "cwd": _working_folder(),
     } | (device_name() if torch.cuda.is_initialized() else {})  # type: ignore[no-untyped-call]  # torch: no types
-    if models:  # without them the number is unknown, not zero
+    if models:  # without models the number is unknown, not zero
         manifest["num_parameters"] = sum(parameter.numel() for model in models for parameter in model.parameters())
     try:
         run, attempt, is_first = join_run(

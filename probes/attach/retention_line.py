@@ -3,7 +3,7 @@
     retention_line({"probes": {"retain": "window", "retain_s": 600.0, "budget_mb": 50.0}})
     # "records: tapes and single calls of the last 600 s, at most 50 MB per rank and hour"
 
-`rankscope train` prints it at a launch; in an attached loop rank 0 does.
+`rankscope train` prints the line at a launch; in an attached loop rank 0 prints it.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class _StartedRanks:
         folder.mkdir(parents=True, exist_ok=True)
         events = EventWriter(folder / "events.jsonl", attempt=attempt, rank=NODE_RANK)
         fields: dict[str, Any] = {"exit_rank": rank, "pid": pid, "exit_code": code}
-        if is_stopped:  # by torch, once another failed
+        if is_stopped:  # torch ended it after another rank had failed
             events.write(event_kinds.RANK_STOPPED, **fields)
         else:
             fields |= {"signal": signal_name(code) or None, "message": "", "out_of_memory": None, "blamed": False}
@@ -124,7 +124,7 @@ class _StartedRanks:
 def _exit_code(process: BaseProcess) -> int | None:
     try:
         return process.exitcode
-    except ValueError:  # the script has closed it
+    except ValueError:  # the script has closed the process object
         return None
 
 
@@ -135,7 +135,7 @@ def has_started_ranks(run: RunDir, attempt: int, rank: int, pid: int) -> bool:
 
 
 def _attach_at_group(agents_port: str) -> None:
-    """Attach this process when it gets a default process group. One that was forked leaves its parent's records."""
+    """Attach this process when it gets a default process group. A forked one first leaves its parent's records."""
     if (module := sys.modules.get(f"{__package__}.attach")) and (forked := module.current()):
         forked.detach()
     imports = OnImport()

@@ -47,7 +47,7 @@ _isfinite = math.isfinite
 
 MAX_SITES = 4  # maximum number of call sites with the same call in the same phase
 MAX_LISTED_SHAPES = 4
-MAX_DROPPED = 64  # running calls whose handle the caller has dropped
+MAX_DROPPED = 64  # maximum number of running calls whose handle the caller has dropped
 _NONE_I64 = int(UNSET["i64"])
 _NONE_I32 = int(UNSET["i32"])
 _monotonic_ns = time.monotonic_ns
@@ -162,7 +162,7 @@ class Calls:
             self.complete(call.slot, end_ns, wait_ns)
 
     def note_end(self, call: Call, end_ns: int) -> None:
-        """Store when `call` was complete; its record is finished when its wait is known too."""
+        """Store the time at which `call` completed. Its record is finished once the wait is known, too."""
         call.end_ns = end_ns
         self._tape.set(call.slot, "end_ns", end_ns)
 

@@ -2,9 +2,9 @@
 
 group.allreduce = recorded_method(probe, group.calls, plain.allreduce, METHODS["allreduce"])
 
-Up to torch 2.7 the calling function waits for any handle returned to it. The options do not show whether the call is
-asynchronous, so it is read from a local variable of the torch function. A handle loses its Python methods when it
-passes to C++, so C++ callers get torch's own handle, and its future completes the record.
+Up to torch 2.7 the options do not show whether a call is asynchronous, so this is read from a local variable of torch's
+function, which waits for any handle that is returned to it. A handle loses its Python methods when it passes to C++, so
+C++ callers get torch's own handle, and its future completes the record.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def recorded_method(
                 if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is list:
                     tensors = _tensors(tensors)
                 if tensors and not tensors[0].is_cpu and tensors[0].device.type not in group.host_timed:
-                    return real(*args, **kwargs)  # the host knows only when it was enqueued, so nothing is recorded
+                    return real(*args, **kwargs)  # the host knows only when a call was enqueued, so none is recorded
             if reduces and unreduced.is_on:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
                 unreduced.add(method.op, tensors, getattr(options, "reduceOp", None), len(group.members))

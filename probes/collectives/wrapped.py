@@ -101,7 +101,7 @@ def unreduced_gradients() -> UnreducedNorm | None:
 
 
 def training_is_here() -> None:
-    """Mark the calling thread as the training thread: only its waits in collectives count as waits of the rank."""
+    """Mark the calling thread as the training thread. Collective waits of other Python threads are not the rank's."""
     if _probe is not None:
         _probe.calls.training_thread = threading.get_ident()
 

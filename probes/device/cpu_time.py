@@ -34,7 +34,7 @@ _SAME_MOMENT_NS = 50_000
 
 
 class CoreUse(NamedTuple):
-    """Over one step. `run_delay_ns` is UNSET where the kernel does not report it."""
+    """CPU use over one step. `run_delay_ns` is UNSET if the kernel does not report it."""
 
     cpu_ns: int
     run_delay_ns: int
@@ -74,7 +74,7 @@ class CoreTime:
             waited_ns - self._waited_ns if waited_ns != _NONE else _NONE,
             faults - self._faults,
         )
-        # for a step that begins now; not after a change of thread or a failed read
+        # kept for a step that begins now, unless the thread has changed or a read has failed
         if self._thread == threading.get_ident() and (waited_ns != _NONE or self._descriptor < 0):
             self._seconds, self._faults, self._waited_ns, self._read_ns = seconds, faults, waited_ns, _monotonic_ns()
         return use

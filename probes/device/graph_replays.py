@@ -1,4 +1,4 @@
-"""Replays of CUDA graphs: an event at each graph's first replay, and their number at the end.
+"""Record replays of CUDA graphs: an event at each graph's first replay, and the number of replays at the end.
 
     undo = record_replays(recorder)        # then every `torch.cuda.CUDAGraph.replay` counts
 
@@ -25,7 +25,7 @@ __all__ = ["record_replays"]
 
 
 def record_replays(recorder: TapeRecorder) -> Callable[[], None]:
-    """Count replays from now on; returns a function that stops counting and writes the numbers."""
+    """Count replays from now on, and write the numbers when the recorder closes. Returns a function that stops it."""
     graphs: Any = torch.cuda.CUDAGraph
     real = graphs.replay
     counts: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()

@@ -38,7 +38,7 @@ MAX_MARKS = 2048
 MAX_PENDING = 16
 """Maximum number of stamped steps that the device has not completed."""
 ALWAYS_ABOVE_NS = 100_000_000
-"""Length from which every step is stamped."""
+"""Step time from which every step is stamped."""
 STAMP_NS = 1_500
 """Host time of a stamp: two CUDA runtime calls and a clock read."""
 COST_RATIO = 1_000
@@ -56,8 +56,8 @@ _monotonic_ns = time.monotonic_ns
 
 
 class _Mark(NamedTuple):
-    """A stamp: the column of the interval that it ends (`_OF_PLACE`: same column as the next phase border), and whether
-    that was a wait."""
+    """A stamp, which ends an interval. `column`: the interval's column (`_OF_PLACE`: that of the next phase border);
+    `is_wait`: the interval was a wait."""
 
     column: int
     is_wait: bool

@@ -10,10 +10,10 @@
         optimizer.zero_grad()
 
 All ranks reach the same verdict through one small all-reduce per step, of the mean loss and the gradient norm. Copies
-of the state are kept in host memory; a copy is good once enough healthy steps have followed it.
-`probes.guard.decisions` limits the number of failures and prevents endless repetition. After a rollback the loop
-continues with its next batch, so it has made fewer updates than it has seen batches; the learning rate is left to the
-loop.
+of the state are kept in host memory, those of sharded tensors on their device. A copy is good once enough healthy steps
+have followed it. `probes.guard.decisions` limits the number of failures and prevents endless repetition. After a
+rollback the loop continues with its next batch, so it has made fewer updates than it has seen batches. The learning
+rate is left to the loop.
 """
 
 from __future__ import annotations

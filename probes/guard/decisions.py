@@ -4,10 +4,11 @@
     verdict = guard.judge(step, loss, grad_norm)           # the same on every rank
     if not verdict.healthy: decision = guard.decide(verdict, batch_index)
 
-A bad step is never taken. The response depends on the number of failures in the same incident, that is, before
-`quiet_steps` steps beyond the failing one were taken:
+A bad step is never taken. An incident ends once `quiet_steps` steps beyond the failing one have been taken. The
+response depends on the number of failures in the incident:
 
-* First failure, if the replay of the step was healthy: the last good state is restored, the batch trained again.
+* Any failure, if the step had not failed before and its replay was healthy: the last good state is restored, and the
+  batch is trained again.
 * First to third failure otherwise: the batch is skipped, and the last good state restored, if there is one.
 * Fourth and fifth failure: the same with a window of batches before it, and a lower learning rate for a while.
 * After that, or when the run's budget of rollbacks is spent: stop, with a report.

@@ -41,7 +41,7 @@ class Ledger:
     """Last failed step of the incident."""
     rate_scale: float = 1.0
     rate_until_step: int = 0
-    """The learning rate is scaled up to this step."""
+    """Last step whose learning rate is multiplied by `rate_scale`."""
     good_step: int | None = None
     """Newest checkpoint on disk that was followed by enough healthy steps."""
     corruptions: dict[str, int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Ledger:
     stopped: str = ""
     """Why the guard gave up; a restart must not try again."""
     sequence: int = 0
-    """Number of times it was written."""
+    """Number of times the ledger was written."""
     path: Path | None = None
 
     def next_batch(self, batch_index: int) -> int:

@@ -70,7 +70,7 @@ class SignedLoss:
         self._policy = policy = policy or SignedPolicy()
         self.values: deque[float] = deque(maxlen=HISTORY + LEVEL_WINDOW)
         self.num_signed = 0
-        """Losses of the history that have no logarithm."""
+        """Number of losses in the history that have no logarithm."""
 
     @property
     def is_usual(self) -> bool:

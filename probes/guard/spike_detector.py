@@ -14,10 +14,10 @@ rises.
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
    the noise of the very statistic that is tested, trend included. z = (residual - center) / scale.
 4. A step is a spike in any of these cases: its rise is huge; z and rise are both large and the gradient norm does not
-   contradict; both are moderate and the gradient norm is raised too. If the gradient norm is many times its level,
-   smaller values of both suffice. A high gradient norm without a rise of the loss is no spike; it is common in warm-up
-   and with clipping. The rise must also be at least a share of the total descent of the loss so far, because near zero
-   the logarithm of a loss jumps with each hard sample.
+   contradict; both are moderate and the gradient norm is raised too; the rise is large and the gradient norm is many
+   times its level, for which a small z suffices. A high gradient norm without a rise of the loss is no spike; it is
+   common in warm-up and with clipping. The rise must also be at least a share of the total descent of the loss so far,
+   because near zero the logarithm of a loss jumps with each hard sample.
 5. After `relearn_after` spike steps in a row the history is rebuilt from them: the data has changed, or nobody reacts.
 """
 
@@ -167,7 +167,7 @@ class SpikeDetector:
         self._signed = SignedLoss(self.policy.signed)
         self._num_clean = 0
         self._rejected: list[tuple[float, float]] = []
-        # the loss of the step before was high, but its gradient norm showed that it was no spike
+        # the previous step's loss was high, but its gradient norm showed that it was no spike
         self._denied_before = False
 
     def observe(self, step: int, loss: float, grad_norm: float = math.nan) -> SpikeVerdict:

@@ -21,7 +21,7 @@ __all__ = ["profile_steps"]
 
 
 def profile_steps(run: RunDir, recorder: TapeRecorder, config: Mapping[str, Any], *, node_rank: int) -> None:
-    """Profile steps on schedule and on request, open ranges and keep memory's history, as configured."""
+    """Profile steps on schedule and on request, open ranges and keep the memory history, as configured."""
     with failing_open("profiler"):
         settings = read_config(ProfilerSettings, config)
         on_cuda = torch.cuda.device_count() > 0  # counted by NVML, without initialising CUDA

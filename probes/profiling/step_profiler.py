@@ -35,14 +35,14 @@ from .request import CaptureRequest, RequestFile
 __all__ = ["StepProfiler", "TraceFiles"]
 
 SUFFIX = ".pt.trace.json.gz"
-_LEVEL = 4  # of gzip: half the time of the default, a few percent larger
+_LEVEL = 4  # gzip level: takes half the time of the default, for files a few percent larger
 
 POLL_S = 1.0
 SPAN = "profile"
 """Kind of the span around starting and ending a trace, which takes seconds without other records and is not a hang."""
 MAX_S = 30.0
-"""Maximum seconds of a capture, which ends with the step in which they are over: the time to end it grows with its
-events."""
+"""Maximum seconds of a capture, which then ends with the current step. The time to end a capture grows with the number
+of its events."""
 CLOSE_S = 60.0
 """Seconds that a rank waits at its end for its last trace to be written."""
 
@@ -79,7 +79,7 @@ class StepProfiler:
         self._poll_at = 0.0 if settings.on_request else float("inf")
         self._request: CaptureRequest | None = None
         self._trace: Any = None
-        self._captured_request: CaptureRequest | None = None  # of the running capture; None if it is scheduled
+        self._captured_request: CaptureRequest | None = None  # the running capture's, if not scheduled
         self._left = self._first_step = 0
         self._until_s = 0.0
         self._writer: threading.Thread | None = None

@@ -96,7 +96,7 @@ def all_ended(run: RunDir) -> bool:
 
 
 def rank_is_gone(events: Path) -> bool | None:
-    """Return True if the process that wrote a rank's first event has ended; None if it ran on another host."""
+    """Return True if the process that wrote a rank's first event has ended; None if unknown, as for another host."""
     try:
         with open(open_plain(events), "rb") as file:
             first = json.loads(file.readline(MAX_BYTES))
@@ -124,7 +124,7 @@ def process_is_alive(pid: int, started_ticks: int = 0) -> bool:
 
 
 def is_closed(events: Path) -> bool:
-    """Return True if a rank's last event is `rank_closed`; only the end of the file is read."""
+    """Return True if `rank_closed` is among a rank's last events. Only the end of the file is read."""
     try:
         with open(open_plain(events), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
@@ -146,7 +146,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def start_ticks(pid: int | str = "self") -> int:
-    """Start time of a process (default: this one) in clock ticks since boot, from /proc; UNSET if there is no /proc."""
+    """Start time of a process (default: this one) in clock ticks since boot; UNSET if /proc does not show it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

@@ -1,4 +1,4 @@
-"""One kind of event, and columns of the fields of its detail.
+"""Definition of one kind of event, with a column for each field of its detail.
 
 rollback = EventKind(
     name="rollback", written_by="rank 0", meaning="The run went back.", fields=(int_field("from_step"),)

@@ -58,7 +58,7 @@ class EventWriter:
     def write_any(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         """Append one event of any kind, such as a kind of the user's."""
         with failing_open("events"):
-            # Record both clocks, because the wall clock may be changed during the run. If the caller passes a time, it
+            # Record both clocks, because the wall clock may be changed during the run. A time that the caller passes
             # is by the wall clock only.
             mono = {} if "wall_ns" in detail else {"mono_ns": time.monotonic_ns()}
             line = {

@@ -74,8 +74,8 @@ def settings(more: Iterable[str] = ()) -> dict[str, str]:
 
 
 def device_name() -> dict[str, str]:
-    """`device_name` of the GPU and torch's `float32_matmul_precision`, on which its peak FLOPS depends; empty without a
-    GPU."""
+    """`device_name` of the GPU, and torch's `float32_matmul_precision`, on which the GPU's peak FLOPS depends. Empty
+    without a GPU."""
     if not torch.cuda.is_available():
         return {}
     facts = {"device_name": torch.cuda.get_device_name()}

@@ -209,7 +209,7 @@ class RunDir:
         return sorted(path for path in self.tapes.glob(pattern) if path.is_dir() and not path.is_symlink())
 
     def problems(self) -> dict[str, str]:
-        """Return the files of the run that are not opened because they are unsafe: {path in the run: reason}."""
+        """Return {path in the run: problem} for unsafe files, which are not opened, and a missing or bad `run.json`."""
         found = {"run.json": file_problem(self.path / "run.json"), "tapes": folder_problem(self.tapes)}
         if not found["run.json"]:
             found["run.json"] = self._manifest_problem()
@@ -243,7 +243,7 @@ class RunDir:
             folder.mkdir(exist_ok=True)
 
     def manifest(self) -> dict[str, Any]:
-        """`run.json`, or an empty dict where it is missing or unreadable: a dead run must still be readable.
+        """`run.json`; an empty dict if it is missing or unreadable, because a dead run must still be readable.
 
         `problems` says why it is empty. `run_id` is the folder's present name, also if it was copied or renamed.
         """
@@ -251,7 +251,7 @@ class RunDir:
         return found and found | {"run_id": self.run_id}
 
     def recorded_id(self) -> str:
-        """The run's name when it started: that of its folder unless `run.json` has another."""
+        """The run's name when it started, from `run.json`; the folder's name if none is recorded there."""
         return str(self._read("run.json").get("run_id", self.run_id))
 
     def private_manifest(self) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class RunDir:
         try:
             before = self._load("run.json")
         except (FileNotFoundError, ValueError, RecursionError):
-            before = {}  # missing, so nothing can be lost
+            before = {}  # missing or damaged, so nothing can be lost
         before.pop(_DIGEST, None)
         self.write_manifest(before | facts)
 

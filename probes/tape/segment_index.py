@@ -171,8 +171,8 @@ def _problem(root: Path, entry: _Entry) -> str:
 
 
 def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | None:
-    """State of a file, or None for an empty tape. `limit`: the part that counts; None leaves out unfinished records,
-    and a negative extent is the whole file with them.
+    """State of a file, or None for an empty tape. `limit`: the part of the file that counts. None: the whole file
+    without unfinished records; a negative extent: the whole file with them.
     """
     path = root / name
     if not name.endswith(".tape"):
@@ -192,7 +192,7 @@ def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | No
     left_out: Any
     if limit is None:
         left_out = np.flatnonzero(states != COMPLETE)
-        if len(left_out) > MAX_OPEN:  # has not happened yet; records after that are not covered
+        if len(left_out) > MAX_OPEN:  # never seen so far; records after the limit are not covered
             extent, left_out = int(left_out[MAX_OPEN]), left_out[:MAX_OPEN]
             rows = rows[:extent]
     else:

@@ -10,7 +10,7 @@ __all__ = ["signal_name"]
 def signal_name(exit_code: int) -> str:
     """Signal name for a negative exit code, as `subprocess` gives it; real-time signals are counted from SIGRTMIN.
 
-    Also "" for a number that is not a signal's.
+    Returns "" for a number outside of the range of signals.
     """
     number = -exit_code
     known = {int(one): one.name for one in signal.Signals}

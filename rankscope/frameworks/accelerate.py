@@ -29,7 +29,7 @@ __all__ = ["RankscopeTracker"]
 
 
 class RankscopeTracker(GeneralTracker):
-    """Records the training of an Accelerator on every rank. Takes the arguments of `rankscope.attach`.
+    """Records the training of an Accelerator on every rank. The arguments mean the same as in `rankscope.attach`.
 
     Create it before the Accelerator (as `log_with` requires anyway), because process groups and models are recorded
     from their first use on.

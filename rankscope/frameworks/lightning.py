@@ -25,7 +25,7 @@ __all__ = ["RankscopeCallback"]
 
 
 class RankscopeCallback(Callback):
-    """Records a Trainer's `fit` on every rank. Takes the arguments of `rankscope.attach`."""
+    """Records a Trainer's `fit` on every rank. The arguments mean the same as in `rankscope.attach`."""
 
     def __init__(
         self, *, name: str = "", run_dir: str | os.PathLike[str] | None = None, gradient_interval: int = 50

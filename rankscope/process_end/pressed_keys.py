@@ -52,7 +52,7 @@ def _wait(seconds: float) -> bool:
 def _is_background(keyboard: int) -> bool:
     try:
         return os.tcgetpgrp(keyboard) != os.getpgrp()
-    except OSError:  # it is not the terminal of this session
+    except OSError:  # the terminal belongs to another session
         return False
 
 

@@ -83,7 +83,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Ignored messages of one purpose. `node`: their claimed sender."""
+    """Why messages were ignored. `node`: their claimed sender."""
 
     node: int
     purpose: str
@@ -245,7 +245,7 @@ class DigestLink:
         self.traffic.sent += 1
 
     def _gather(self, store: TCPStore) -> None:
-        """Read the digests of all nodes that have sent one in one request; the others take one request each."""
+        """Read the digests of all known senders in one request. Looking for a first digest takes one per other node."""
         self._senders |= {node for node in self.others - self._senders if store.check([digest_key(node)])}
         senders = sorted(self._senders)
         digests = store.multi_get([digest_key(node) for node in senders]) if senders else []

@@ -26,7 +26,7 @@ class ExclusionRequest:
     attempt: int
     ranks: tuple[int, ...]
     cause: str
-    """straggler or xid."""
+    """Either `straggler` or `xid`."""
     reason: str
     keeps_size: bool = False
     """True: exclude only if a spare replaces the device, so that the run keeps its size."""
@@ -36,7 +36,7 @@ class ExclusionRequest:
 
 
 class RequestFile:
-    """Polled frequently by the launcher. Requests to an earlier launch are ignored."""
+    """Polled frequently by the launcher. Requests for other attempts are ignored."""
 
     def __init__(self, run: RunDir, node_rank: int) -> None:
         self._poll = RequestPoll(run.node_dir(node_rank) / NAME)

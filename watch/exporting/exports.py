@@ -48,7 +48,7 @@ class Exports:
 
     @property
     def is_read(self) -> bool:
-        """True if a last measurement will be read: by a collector, or by a scraper that has scraped before."""
+        """True if a last measurement will be read: by a collector, or by a scraper that has scraped recently."""
         return self._otel is not None or (self._metrics is not None and self._metrics.is_scraped(time.time_ns()))
 
     def tick(self, source: Source, facts: TickFacts, *, measure_now: bool) -> None:
@@ -71,7 +71,7 @@ class Exports:
             self._tracking.poll()
 
     def finish(self) -> None:
-        """After the run, when the store is closed: wait for the trackers and for a last scrape."""
+        """Wait for the trackers and for a last scrape; called after the run, when the store is closed."""
         if self._tracking is not None:
             self._tracking.close()
         if self._metrics is not None:

@@ -1,4 +1,4 @@
-"""Serve the calls of one hook plug-in in its process.
+"""Serve calls to one hook plug-in, in a process for this plug-in alone.
 
 python -m rankscope.plugin_process watch.exporting.hook_child rankscope.hooks pager
 """

@@ -160,7 +160,7 @@ class Xids:
             raise ReadingError(f"XID errors cannot be received: {error}") from None
 
     def wait(self, timeout_s: float) -> Sequence[Xid]:
-        """Wait for the next error; empty if none occurs in time. Raises ReadingError if a device is lost."""
+        """Wait for the next error; empty if none occurs in time. Raises ReadingError if no more can be received."""
         if self._set is None:
             self._listen()
         try:

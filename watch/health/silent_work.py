@@ -3,9 +3,9 @@
     work = SilentWork(events, floor_s=5.0)
     work.poll(pids, quiet_s=tapes.quiet_s)        # once a tick
 
-While the ranks record, nothing is done. Once they are silent, CPU time and bytes read of each rank's process tree are
-compared, less often the longer the silence lasts. An event lists the working ranks when they change, and every 30 s;
-`analyzers.run.live.stall_limits` extends the limits of silence by it.
+While the ranks record, nothing is done. Once they are silent, the CPU time and the bytes read by each rank's process
+tree are compared with earlier values, less often the longer the silence lasts. An event lists the working ranks when
+they change, and every 30 s; `analyzers.run.live.stall_limits` uses it to extend the limits of silence.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def work_of_tree(pid: int) -> tuple[float, int]:
         folder, seen = Path(f"/proc/{waiting.pop()}"), seen + 1
         try:
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            # of the process, and of children it has waited for
+            # of the process, and of children that it has waited for
             cpu_ticks += sum(int(fields[index]) for index in (11, 12, 13, 14))
         except (OSError, IndexError, ValueError):
             continue

@@ -3,8 +3,8 @@
     requester = CaptureRequester.of(run, events, node_rank=0)      # None if the run is not configured to
     requester.poll(findings, store, attempt, now_ns)               # once a tick, with newly reported findings
 
-At most one request per cool-down and `profiler.max_captures` per run, also across restarts of watch. The watch of node
-0 asks for all ranks; another node's watch asks only if node 0 cannot see its records.
+There is at most one request per cool-down, and there are at most `profiler.max_captures` per run, also across restarts
+of watch. The watch of node 0 asks for all ranks; another node's watch asks only if node 0 cannot see its records.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
     publishing.finish()                                      # the last rows, when the store is closed
 
 A separate thread writes to the address at a lower priority, but not the lowest, because the watch waits while that
-thread holds the GIL. Only one round is in memory; if it cannot be written, new rows wait in the store. The first
-failure is reported as an event `publish_failed` with its reason, and the first success after it as an event
-`published`.
+thread holds the GIL. Only one round is in memory; if it cannot be written, new rows wait in the store. Events are
+written only for changes: `publish_failed`, with the reason, when rounds begin to fail, and `published` for the first
+success and whenever rounds succeed again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ __all__ = ["ask_for_dump", "file_state", "take_dumps", "wait_for_dumps"]
 WAIT_S = 3.0
 POLL_S = 0.05
 STILL_S = 1.0
-"""Seconds without a change after which a dump without a pickle's end counts as written: its writer may be preempted."""
+"""Seconds without a change after which a dump without the end of a pickle counts as written; before that, its writer
+may only have been preempted."""
 _PICKLE_END = re.compile(rb"[su](?:q.|r.{4})?\.\Z", re.DOTALL)
 """Last opcodes of a dump, which is a pickled dictionary: set items, memoize, stop."""
 

@@ -1,4 +1,4 @@
-"""Diagnose a large run in a separate process: the analyzers compute for a minute and more on 100 million rows.
+"""Diagnose a large run in a separate process: for 100 million rows the analyzers take over a minute.
 
 diagnosis = diagnose_in_process(run, now_ns=None)
 """

@@ -26,7 +26,7 @@ __all__ = ["AT_EACH_END", "MAX_DRAWN", "Line", "Trend", "device_problems", "heal
 
 MAX_PIECES, MIN_PIECES = 600, 100
 MAX_CELLS = 400_000
-"""Number of time buckets per line, and of all devices together."""
+"""Maximum number of time buckets over all devices."""
 MAX_DRAWN, AT_EACH_END = 16, 3
 """Maximum number of devices that each get a line; with more devices, only the devices with the lowest and highest
 values do.
@@ -121,14 +121,14 @@ def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Tren
 
 
 def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *, is_counter: bool) -> Trend:
-    """Lines of devices (with many, of the outliers) and the bounds of all. `grid`: device x bucket, NaN without a
-    reading.
+    """Lines of the devices (only of outliers if there are many), and the bounds of all devices. `grid`: device x
+    bucket, NaN without a reading.
     """
     largest = np.fmax.reduce(grid, axis=1)
     rows = np.flatnonzero(np.isfinite(largest))  # devices with a reading
     draws_all = len(rows) <= MAX_DRAWN
     shown = set(rows.tolist())
-    if not draws_all:  # also by the minimum: a clock that drops late has the same maximum as the others
+    if not draws_all:  # also by the minimum: a clock that drops late has the same maximum as other devices
         lowest, highest = np.fmin.reduce(grid, axis=1)[rows], largest[rows]
         ends = (np.argsort(lowest, kind="stable")[:AT_EACH_END], np.argsort(highest, kind="stable")[-AT_EACH_END:])
         shown = set(rows[np.concatenate(ends)].tolist())

@@ -41,7 +41,7 @@ def none(*names: str) -> Columns:
 
 
 def step_range(source: Source) -> tuple[int, int, int] | None:
-    """Return (first step, last step, number of rows) of the ranks' finished steps; None if there are none."""
+    """Return (first step, last step, number of rows) of the ranks' steps; None if there are none."""
     if not source.has("steps"):
         return None
     ((first, last, num),) = source.rows("SELECT min(step), max(step), count(*) FROM steps WHERE rank >= 0")

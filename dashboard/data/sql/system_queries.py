@@ -30,7 +30,7 @@ def ranks(source: Source) -> Rows:
 
 
 def groups(source: Source) -> tuple[Rows, int]:
-    """Process groups of the newest attempt, largest first, and the number of those beyond `MAX_GROUPS`."""
+    """Process groups of the newest attempt, largest first, and the number of groups beyond `MAX_GROUPS`."""
     if not source.has("process_groups"):
         return [], 0
     rows = source.rows(

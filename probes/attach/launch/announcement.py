@@ -1,4 +1,4 @@
-"""Announce the run's folder and the attempt that the ranks have chosen to their launcher.
+"""Tell the launcher which run folder and attempt its ranks have chosen.
 
     announce(run, attempt)                  # local rank 0, once it records
     announce(run, attempt, watch=Watch())   # and ask the launcher to supervise a watch

@@ -46,9 +46,9 @@ class Identity:
     is_started_by_script: bool = False
     """True if this is such a rank: its variables are those of the process that started it."""
     launch: str = ""
-    """Name that the launcher gave the launch, over all rounds of nodes that come and go; "" under other launchers."""
+    """Name of the launch, the same in all its rounds, between which nodes come and go; "" under other launchers."""
     round: str = ""
-    """Name of such a round."""
+    """Name of the round; "" under other launchers."""
 
     @classmethod
     def from_environment(cls) -> Identity:
@@ -58,7 +58,7 @@ class Identity:
             return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 
         slurm = "SLURM_PROCID" in os.environ and "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ
-        mpi = "OMPI_COMM_WORLD_"  # where no script has set torch's variables from it
+        mpi = "OMPI_COMM_WORLD_"  # read if no script has set torch's variables
         return cls(
             rank=number(0, "SLURM_PROCID" if slurm else "RANK", f"{mpi}RANK"),
             local_rank=number(0, "SLURM_LOCALID" if slurm else "LOCAL_RANK", f"{mpi}LOCAL_RANK"),
@@ -93,14 +93,14 @@ class Identity:
         return replace(self, rank=rank, world_size=size, local_rank=local)
 
     def is_one_node(self) -> bool:
-        """Return True if all ranks have the same parent process, or the launcher gives no other sign."""
+        """Return True if all ranks run on one node, or if the launcher does not say otherwise."""
         environment = os.environ
         if "LOCAL_WORLD_SIZE" in environment:
             return int(environment["LOCAL_WORLD_SIZE"]) * self.ranks_of_process == self.world_size
         return int(environment.get("SLURM_NNODES", "1")) == 1
 
     def node_size(self) -> int | None:
-        """Ranks that the launcher starts on this node; None if it does not tell."""
+        """Number of ranks that the launcher starts on this node; None if unknown."""
         given = os.environ.get("LOCAL_WORLD_SIZE", "")
         if given.isdecimal():
             return int(given) * self.ranks_of_process
@@ -110,8 +110,9 @@ class Identity:
         """Name of the launch that each rank can determine, the same across the launcher's restarts.
 
         On one node this is the pid and start time of the process that started all ranks. On several nodes, or in
-        containers that do not see that process, it is the launcher's job id or, if that may be reused, a random word
-        from the process group's store.
+        containers that do not see that process, it is the name that `rankscope run` gave, else the launcher's job id if
+        it is unique, else a random word from the process group's store (not under torchrun), else the address of the
+        rendezvous.
         """
         if self.launch:
             return self.launch
@@ -119,7 +120,7 @@ class Identity:
             pid = launcher_pid() if self.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
             if pid > 0:
                 return f"{socket.gethostname()}-{pid}-{_start_ticks(pid)}"
-        is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # whose restarts have a new store
+        is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # restarts of its ranks have a new store
         return _name_of_job() or ("" if is_torchrun else _word_from_store()) or _rendezvous()
 
 
@@ -140,7 +141,7 @@ def launcher_pid() -> int:
 
 
 def _num_launched() -> int:
-    """Number of processes that torchrun has started, one on each node; 0 with more per node or another launcher.
+    """Number of processes that torchrun has started if it starts one per node; otherwise, or without torchrun, 0.
 
     WORLD_SIZE is not evidence: a script that starts ranks may set it for them.
     """
@@ -169,7 +170,7 @@ def _parent(pid: int) -> int:
 
 
 def _start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where /proc does not tell."""
+    """Start time of a process in clock ticks since boot; 0 if /proc does not show it."""
     return _stat(pid, 19)
 
 
@@ -205,7 +206,7 @@ def _word_from_store() -> str:
         return ""
     try:
         return str(default_store().compare_set(_LAUNCH_KEY, "", uuid.uuid4().hex).decode())
-    except RuntimeError:  # a store without it
+    except RuntimeError:  # this store has no `compare_set`
         return ""
 
 

@@ -49,7 +49,8 @@ def join_run(
 
 
 def _when(identity: Identity, job: str) -> str:
-    """Time stamp for the name, which must be the same on nodes without a shared folder."""
+    """End of the run's name: the time, or with several nodes the job, because nodes without a shared folder must choose
+    the same name."""
     if identity.launch or not identity.is_one_node():
         return os.environ.get("SLURM_JOB_ID") or job
     return time.strftime("%Y%m%d-%H%M%S")

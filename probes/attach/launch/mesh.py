@@ -51,8 +51,8 @@ def dimension_of(name: str) -> str | None:
 
 
 def _dimension_in_use(name: str, sharded: Set[str]) -> str | None:
-    """Return `dp_shard` for a replica dimension over which parameters are sharded, because users of FSDP2 also call
-    theirs `dp`; for any other name, what `dimension_of` returns."""
+    """Return `dimension_of(name)`, but `dp_shard` for a replica dimension over which parameters are sharded: users of
+    FSDP2 also call their shard dimension `dp`."""
     dimension = dimension_of(name)
     is_of_shards = dimension == "dp_replicate" and name.lower().removeprefix("mesh_") in sharded
     return "dp_shard" if is_of_shards else dimension
@@ -91,7 +91,7 @@ def describe(recorder: TapeRecorder, mesh: Any) -> dict[str, int]:
 
 
 def _place_in(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Coordinates of a rank where the last dimension runs fastest, as in `init_device_mesh`."""
+    """Coordinates of a rank; the last dimension varies fastest, as in `init_device_mesh`."""
     place: dict[str, int] = {}
     for name in reversed(list(sizes)):
         rank, place[name] = divmod(rank, max(1, sizes[name]))
@@ -139,13 +139,13 @@ def _of_the_world(sharded: Set[str]) -> dict[str, int]:
 
 
 def _of_stages() -> dict[str, int]:
-    """The stage that this process computes; one of several is the first."""
+    """The pipeline stage that this process computes; the first one if there are several."""
     stages = pipeline_stages()
     return {"pp": int(stages[0].group_rank)} if stages else {}
 
 
 def pipeline_stages() -> list[Any]:
-    """Stages of `torch.distributed.pipelining` that live in this process, of pipelines of several ranks."""
+    """This process's stages of `torch.distributed.pipelining`, if their pipelines span several ranks."""
     module = sys.modules.get(_STAGES)
     if module is None:
         return []

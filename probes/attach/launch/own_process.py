@@ -21,6 +21,6 @@ _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.p
 def own_process(
     module: str, *arguments: str, environment: Mapping[str, str] = os.environ
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line that runs `module`, and `environment` with what it needs to be found."""
+    """Return the command line that runs `module`, and `environment` with a PYTHONPATH on which it is found."""
     path = os.pathsep.join(filter(None, [_PACKAGES, environment.get("PYTHONPATH")]))
     return [sys.executable, "-P", "-u", "-m", module, *arguments], {**environment, "PYTHONPATH": path}

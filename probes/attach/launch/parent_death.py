@@ -4,7 +4,7 @@
 
 The kernel sends SIGTERM once the parent has died (PR_SET_PDEATHSIG): the rank finishes its step and saves, as in a
 preemption. With several nodes the signal is SIGKILL: the other nodes then lose this node and restart without it. After
-SIGTERM all ranks of the job would agree to stop. A rank whose parent is another process than the launcher keeps
+SIGTERM all ranks of the job would agree to stop. A rank whose parent is not the launcher keeps
 running.
 """
 
@@ -21,7 +21,7 @@ VARIABLE = "RANKSCOPE_LAUNCHER_PID"
 """Set by our launcher in the environment of its ranks."""
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 ADOPTION_S = 5.0
-"""Seconds that the process between zygote and rank may take to end; then the launcher is the rank's parent."""
+"""Maximum seconds until the process between the zygote and the rank ends and the launcher becomes the rank's parent."""
 
 
 def end_with_launcher() -> int:

@@ -27,9 +27,10 @@ __all__ = ["BY_ITSELF", "guard", "main"]
 
 CHECK_S = 2.0
 MAX_ENDS = 20
-"""Maximum consecutive crashes, a quarter of an hour of restarts, after which another restart would not help."""
+"""Maximum consecutive crashes. After so many, which take a quarter of an hour, another restart would not help."""
 BY_ITSELF = (0, 2)
-"""Exit codes of a watch: the run is over, or it was asked to stop; there is no such run, or another one watches it."""
+"""Exit codes of a watch that is not restarted. 0: the run is over, or the watch was asked to stop. 2: there is no such
+run, or another watch has it."""
 
 
 def guard(watch: WatchRestarts, events: EventWriter, run: RunDir) -> None:

@@ -28,13 +28,14 @@ logger = logging.getLogger("rankscope.watch")
 RESTART_S = 2.0
 MAX_RESTART_S = 60.0
 SILENT_S = 15.0
-"""A watch beats after each tick: once a second, or every few seconds if it judges a hang on a busy machine."""
+"""Maximum seconds between heartbeats. A watch sends one after each tick: once a second, or every few seconds if it
+judges a hang on a busy machine."""
 STARTING_S = 90.0
 """Silence allowed before the first heartbeat (imports, the store, a busy machine). Doubled after each start without a
 heartbeat, because on a very busy machine a fixed limit would kill every new watch."""
 MAX_STARTING_S = 720.0
 KILL_S = 1.0
-"""Seconds to wait for the end of a killed watch: the launcher must also supervise ranks."""
+"""Seconds to wait for the end of a killed watch; short, because the launcher must also supervise ranks."""
 WATCHED_ALREADY = 2
 """Exit code of a watch that found another watch running."""
 QUICK_END_S = 30.0
@@ -54,7 +55,8 @@ class WatchRestarts:
         final: Collection[int] = (),
         is_watched: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`final`: exit codes after which it is left alone; `is_watched`: whether another watch writes the store."""
+        """`final`: exit codes after which the watch is not restarted. `is_watched()`: True if another watch writes the
+        store."""
         self._final, self._is_watched = final, is_watched
         self._run, self._node_rank, self._events, self._start_process = run, node_rank, events, start
         self.num_quick_ends = 0
@@ -71,7 +73,7 @@ class WatchRestarts:
 
     @property
     def is_over(self) -> bool:
-        """True once it has ended for good."""
+        """True once the watch has ended and will not be restarted."""
         return self.process.poll() in self._final
 
     def check(self) -> None:
@@ -107,8 +109,8 @@ class WatchRestarts:
         self._replace(f"It ended with exit code {self.process.returncode}.")
 
     def kill(self) -> None:
-        """Kill the watch and wait for its end, which frees its lock. This may take long if the watch waits for a
-        disk."""
+        """Kill the watch and wait up to `KILL_S` for its end, which frees its lock. A watch that waits for a disk may
+        take longer."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(KILL_S)

@@ -15,7 +15,7 @@ def around_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Callable[[], None], after: Callable[[], None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Call `before` and `after` around each call of the closure; without a closure, call `after` now. Returns the
-    step's new arguments, None if they stay.
+    step's new arguments, or None if they do not change.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not callable(closure):

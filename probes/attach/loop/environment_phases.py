@@ -4,7 +4,7 @@
     undo = environments.patch(imports)
 
 The phase is one span from the first action after an update to the start of training: an action may take only
-microseconds, too short for a span each. It includes the policy that chooses the actions. Environments of known
+microseconds, too short for a separate span. It includes the policy that chooses the actions. Environments of known
 libraries are recognised by base classes and wrappers. Other environments are recognised by the policy: a torch
 distribution that scores its own sample without a gradient, as PPO does for each action and REINFORCE for its loss
 (variational models use `rsample`).
@@ -75,7 +75,7 @@ class EnvironmentPhases:
         for module, owner, method in _PLACES:
             imports.when(module, partial(self._patch, owner, method))
 
-        # torch.compile traces a policy through these: it can trace functions, but no bound methods.
+        # Functions, because torch.compile traces a policy through them and cannot trace bound methods.
         def is_here() -> bool:
             return self._phases.is_here(trains=False)
 

@@ -7,8 +7,9 @@
 
 A step begins with the fetch of its first batch, even if that fetch raises or never ends, but not if it finds the end of
 the epoch. Batches of an evaluation begin no step: an evaluation after an update belongs to that update's step. A loader
-feeds an evaluation if its iterator, or else its data set, has not fed training, and gradients are off or all models (of
-a wrapper, its main part) are in eval mode. This is known before the model is called.
+feeds an evaluation if its iterator has not fed training, and one of two conditions holds: gradients are off, or its
+data set has not fed training and all models (of a wrapper, its main part) are in eval mode. This is known before the
+model is called.
 """
 
 from __future__ import annotations

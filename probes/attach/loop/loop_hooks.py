@@ -19,8 +19,8 @@ evaluation after it still belongs to that step (`fetches`). With several optimiz
     generation, reward, environment, ...  what reinforcement learning does before it trains (`trl_phases`,
                 `environment_phases`)
 
-One thread is observed: the one that attached, or in which the loop turns out to run. Threads that take turns at an
-optimizer's updates, each with its own batch, are one loop.
+One thread is observed: the one that attached, or the one in which the loop turns out to run. Threads that take turns at
+an optimizer's updates, each with its own batch, are one loop.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class LoopPhases:
         self.values = values
         self.norms = StepNorms(recorder, values, is_wanted=gradient_norm)
         self.automatic = True  # the optimizer's step ends the loop's steps; False: the loop marks them itself
-        self.thread = get_ident()  # that the loop runs in
+        self.thread = get_ident()  # in which the loop runs
         self._learners: set[int] = set()  # threads that take turns at the leader's updates
         self._undo: list[Callable[[], object]] = []
         self._watched = WeakObjects()
         self.num_updates = 0  # number of steps of the leader
         self._open: dict[str, Any] = {}  # kind -> span
-        self._depth = 0  # of nested calls of models
+        self._depth = 0  # number of nested model calls
         self._number = 0
         self._in_step = False
         self._updated_ns = 0  # end of the current step's update, or of the last phase after it
@@ -118,7 +118,7 @@ class LoopPhases:
     def watch_optimizer(self, optimizer: Any, *, leads: bool = True) -> None:
         """Time `step` of a torch optimizer, or of a wrapper that has a `step` method.
 
-        An optimizer with `leads` ends the loop's steps from now on; without it, only if no other does.
+        With `leads`, this optimizer ends the loop's steps from now on. Without, it does so only if no other one does.
         """
         inner = unwrapped(optimizer)
         if leads or self.leader is None:
@@ -126,7 +126,7 @@ class LoopPhases:
         if not self._watched.add(inner):
             return
         if isinstance(inner, torch.optim.Optimizer):
-            with contextlib.suppress(AttributeError):  # of a wrapper that does not initialise its base class
+            with contextlib.suppress(AttributeError):  # raised by a wrapper that does not initialise its base class
                 self._undo.append(inner.register_step_pre_hook(self._before_step).remove)
                 self._undo.append(inner.register_step_post_hook(self.after_update).remove)
                 return
@@ -188,13 +188,13 @@ class LoopPhases:
         return self._number + 1 if begins else self.recorder.step_number
 
     def models(self, updated_by: Any = None) -> list[nn.Module]:
-        """Return the models that are watched, or those of them that an optimizer updates."""
+        """Return the watched models, or only the ones that an optimizer updates."""
         found = [watched for watched in self._watched if isinstance(watched, nn.Module)]
         updated = parameters_of(updated_by)
         return [one for one in found if updated_by is None or any(id(each) in updated for each in one.parameters())]
 
     def follows(self, updates: Any = None) -> bool:
-        """Follow the loop into this thread: before its first step, if its thread has ended, or if both take turns."""
+        """Move to this thread if the loop has not begun, its thread has ended, or both take turns. True if moved."""
         if self.thread == _NO_THREAD:
             return False
         if self.recorder.step_number > 0 and self.thread in threading._active:  # type: ignore[attr-defined]
@@ -207,7 +207,7 @@ class LoopPhases:
         return True
 
     def is_here(self, *, trains: bool, updates: Any = None) -> bool:
-        """Return True in the loop's thread. `trains`: the caller's activity shows it; `updates`: by this optimizer."""
+        """Return True in the loop's thread. `trains`: the caller trains, so `follows(updates)` decides elsewhere."""
         return get_ident() == self.thread or (trains and self.follows(updates))
 
     def step_began(self) -> None:
@@ -291,7 +291,7 @@ class LoopPhases:
             return
         try:
             self._depth += 1
-            if self._depth > 1 or self.is_in("backward"):  # checkpointing computes a pass again
+            if self._depth > 1 or self.is_in("backward"):  # activation checkpointing computes a pass again
                 return
             if trains:
                 self._training_begins([module])
@@ -358,11 +358,11 @@ class LoopPhases:
             elif not self._updates.are_partners(optimizer, self.leader):
                 self._losses.set_aside()
             if self._updates.enter_step(optimizer, is_inside=self.is_in("optimizer")):
-                self.leave("optimizer")  # of a step that raised
+                self.leave("optimizer")  # still open if an earlier step raised
                 self.enter("optimizer")
             if optimizer is self.leader:
                 self.num_updates += 1
-                if not self.is_in("backward"):  # else other gradients are still to come
+                if not self.is_in("backward"):  # otherwise, more gradients are still to come
                     self.norms.measure(getattr(optimizer, "grad_scale", None))
         except Exception as error:
             record_error("attach.optimizer", error)

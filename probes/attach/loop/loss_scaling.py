@@ -64,8 +64,8 @@ class LossScaling:
 
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases
-        self._scale: float | Tensor | None = None  # that the current step's losses are multiplied by
-        self._scaled: list[tuple[weakref.ref[Tensor], Tensor]] = []  # since the last backward
+        self._scale: float | Tensor | None = None  # factor of the current step's losses
+        self._scaled: list[tuple[weakref.ref[Tensor], Tensor]] = []  # (scaled, unscaled) since the last backward pass
 
     def patch(self, imports: OnImport) -> None:
         """Wrap the scalers' methods, now or once their modules are imported."""
@@ -78,7 +78,7 @@ class LossScaling:
             self._phases.replace(cls, method, wrapper)
 
     def step_began(self) -> None:
-        """Forget the scale and the losses of the step before."""
+        """Forget the scale and the losses of the previous step."""
         self._scale = None
         self._scaled.clear()
 
@@ -124,7 +124,7 @@ class LossScaling:
 
     def _steps(self, real: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         with failing_open("attach.loss_scale"):
-            if self._phases.leader is None:  # it may overflow many times before it first steps
+            if self._phases.leader is None:  # known before its first step, which overflows may delay
                 self._phases.watch_optimizer(optimizer, leads=False)
         before = self._phases.num_updates
         result = real(scaler, optimizer, *args, **kwargs)

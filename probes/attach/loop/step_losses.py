@@ -5,23 +5,23 @@ embedding.
     losses.step_began()
     losses.forward(model, args, kwargs)  # the model is called
     losses.backward(root)                # torch.autograd.backward(root), which loss.backward() calls
-    losses.log(loss=..., tokens=...)     # the loop logs its own
+    losses.log(loss=..., tokens=...)     # values that the loop logs
     losses.settle()                      # the step ends: write what is known
 
 Several backward passes in a step, each with its own forward pass, are micro-batches. If the loop divides each loss by
 their number, the step's loss is their sum, else their mean. The autograd graph shows the factor of each loss: the loop
 divides if the factors add up to at most 1, or if each is at most 1 / number of passes. Several losses of one forward
 pass are parts of one loss, and are summed. They belong to one pass if no forward pass lies between their backward
-passes, or if no model was called twice, as where a backbone and a head per task are separate models. A loop that calls
+passes, or if no model was called twice (a backbone and a head per task may be separate models). A loop that calls
 `model.forward` shows no forward pass: there a backward pass that frees its graph is the last one of its forward pass.
 
 Passes with different weights, as in sharpness-aware minimization and line searches, are not micro-batches: a NaN
 gradient in the first pass makes the weights NaN for the second, and with them its loss. So the first loss and the
-largest weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`). The step's loss is the first, that of the
-weights before the update, which these optimizers return; NaN or Inf of a later pass replaces it.
+largest weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`). The step's loss is the first one, computed
+with the weights before the update, which these optimizers return. A NaN or Inf in a later pass replaces it.
 
 Losses that an optimizer other than the leader has used (a discriminator's, or that of an architecture on a second
-loader) are not the step's, unless it has no other. A NaN or Inf among them makes the step's loss NaN.
+loader) count only if the step has no other loss. A NaN or Inf among them makes the step's loss NaN.
 
 A value that the loop logs takes precedence. The measured one is kept too (`local_loss`, and the series
 `MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
@@ -65,7 +65,7 @@ _OTHER_LOSSES = frozenset(
         "init", "initial", "history",
     }
 )  # fmt: skip
-"""Words in the names of losses that are not those of the step."""
+"""Words in the names of losses other than the step's."""
 
 
 @dataclass
@@ -93,21 +93,21 @@ class StepLosses:
         self._scaling = scaling
         self._losses: list[float | Tensor] = []
         self._factors: list[float] = []
-        self._forwards: Counter[int] = Counter()  # by model
+        self._forwards: Counter[int] = Counter()  # number by model
         self._unseen = 0  # 1 if the first backward pass came without a forward pass
-        self._groups = 0  # of backward passes without a forward pass in between
+        self._groups = 0  # groups of backward passes without a forward pass in between
         self._follows_forward = True
         self._keeps_graph = False
         self._has_scale = False
         self._tokens = 0
         self._padded: int | Tensor = 0
         self._language_models = WeakObjects()
-        self._version: tuple[int, int] | None = None  # of a weight in the last forward pass
+        self._version: tuple[int, int] | None = None  # version of a weight in the last forward pass
         self._largest_weight: Tensor | None = None
         self._logged: set[str] = set()
-        self._updated: _Passes | None = None  # the passes before an update after which others may follow
-        self._held: _Passes | None = None  # those of the step that is about to begin
-        self._aside: list[_Passes] = []  # that other optimizers have used
+        self._updated: _Passes | None = None  # passes before an update that may not end the step
+        self._held: _Passes | None = None  # passes of the step that is about to begin
+        self._aside: list[_Passes] = []  # passes that other optimizers have used
 
     def watch(self, model: nn.Module) -> None:
         """Count the tokens of `model` if it is a language model."""
@@ -115,7 +115,7 @@ class StepLosses:
             self._language_models.add(model)
 
     def step_began(self) -> None:
-        """Forget the losses and tokens of the step before, except those moved to this step."""
+        """Forget the losses and tokens of the previous step, except those moved to this step."""
         self._scaling.step_began()
         self._losses.clear()
         self._factors.clear()
@@ -129,7 +129,7 @@ class StepLosses:
             self._held = None
 
     def updated(self, *, may_go_on: bool) -> None:
-        """Note the step's update. `may_go_on`: a pass after it belongs to the step if another optimizer uses it."""
+        """Note the step's update. `may_go_on`: later passes belong to this step too if another optimizer uses them."""
         if may_go_on:
             self._updated = self._passes()
 
@@ -141,7 +141,7 @@ class StepLosses:
             self._largest_weight = self._updated = None
 
     def set_aside(self) -> None:
-        """Note that another optimizer than the leader uses the losses so far."""
+        """Note that an optimizer other than the leader uses the losses so far."""
         if self._losses:
             self._aside.append(self._passes())
             self._losses, self._factors, self._forwards, self._groups = [], [], Counter(), 0
@@ -189,7 +189,7 @@ class StepLosses:
         root = tensors
         if not isinstance(root, Tensor) or root.numel() != 1:
             return
-        if not self._losses:  # its forward pass may have been counted for the step before
+        if not self._losses:  # the forward pass may have been counted for the previous step
             self._unseen = 0 if self._forwards else 1
         if self._follows_forward or not self._losses or not (self._forwards or self._keeps_graph):
             self._groups += 1
@@ -252,8 +252,8 @@ class StepLosses:
         self._factors.clear()
 
     def failed(self, frames: Frames) -> None:
-        """Write the loss of a step that an exception or exit ends: a loop that stops at a NaN has it already, often
-        before the backward pass and in a variable. A loss on a device is not read, since that could block forever.
+        """Write the loss of a step that an exception or exit ends. A loop that stops at a NaN has computed the loss,
+        often only in a variable and before the backward pass. A loss on a device is not read: this could block forever.
         """
         self._take_back()
         loss = self._loss() if self._losses else None
@@ -267,9 +267,9 @@ class StepLosses:
     def _loss(self) -> float | Tensor:
         total: float | Tensor = sum(self._losses[1:], self._losses[0])
         for one in self._aside:
-            total = total + 0.0 * sum(one.losses)  # NaN if one is
+            total = total + 0.0 * sum(one.losses)  # NaN if any of these losses is NaN
         if self._largest_weight is not None:
-            return self._losses[0] + 0.0 * total  # NaN if a later one is
+            return self._losses[0] + 0.0 * total  # NaN if any later loss is NaN
         passes = min(self._groups, self._unseen + max(self._forwards.values(), default=self._groups))
         least = min(sum(self._factors), passes * max(self._factors))
         return total if passes < 2 or least <= 1 + _TOLERANCE else total / passes
@@ -287,7 +287,7 @@ def _bad_loss_in(variables: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _largest_weight(model: nn.Module) -> Tensor | None:
-    """The largest magnitude of a weight that this rank holds, NaN if one is."""
+    """The largest magnitude of the weights that this rank holds; NaN if any of them is NaN."""
     held = [getattr(weight, "_local_tensor", weight).detach() for weight in model.parameters()]
     weights = [weight for weight in held if weight.numel() and weight.is_floating_point()]
     largest = foreach_norm(weights, math.inf) if weights else []

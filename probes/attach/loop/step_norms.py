@@ -7,10 +7,10 @@ shards.
     norms.clipped(norm, parameters)      # the norm by which torch clips the gradients of these
     norms.measure()                      # before the optimizer's step
 
-A loop may clip its parts one by one: the norms of separate parameters add up. If parameters are clipped again, the
-first norm counts, which is that of the unclipped gradients; after a new backward pass, the new norm counts. A rank that
-holds shards knows only their norm. It is written as a series named after the ranks that hold the rest (`PART`), and the
-store combines the parts (`store.derived.global_norms`), so no collective is needed.
+A loop may clip parts of its model one by one; their norms are then combined. If parameters are clipped again, the
+first norm counts, because it is that of the unclipped gradients. After a new backward pass, the new norm counts. A rank
+that holds shards knows only their norm. It is written as a series named after the ranks that hold the rest (`PART`),
+and the store combines the parts (`store.derived.global_norms`), so no collective is needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["PART", "StepNorms"]
 PART = "grad_norm_part "
 """Prefix of the series of one rank's part; the ranks that share the gradients follow it."""
 ORDER = ", order "
-"""Precedes the order at the end of that name, if it is not 2."""
+"""Precedes the norm's order at the end of that name. An order of 2 is left out."""
 MAX_EXAMINED = 3
 """Maximum consecutive non-finite steps whose gradients are examined individually; more would add nothing."""
 
@@ -64,10 +64,10 @@ class StepNorms:
         """The norm of the current step, if this rank knows it."""
         self.input_gradient = InputGradientNorms()
         self._order = 2.0  # of the norms by which the loop clips: inf, 1, ...
-        self._clips: list[tuple[str, float, Tensor]] = []  # since the pass: (ranks, order, norm of what this one holds)
-        self._clipped_by: list[tuple[Tensor, Iterable[Tensor]]] = []  # the norms as given, and parameters
+        self._clips: list[tuple[str, float, Tensor]] = []  # since the pass: (ranks, order, this rank's norm)
+        self._clipped_by: list[tuple[Tensor, Iterable[Tensor]]] = []  # (norm as given, its parameters)
         self._after_backward = False
-        self._is_measured = False  # since the newest backward pass
+        self._is_measured = False  # True once measured after the newest backward pass
         self._examined = 0
 
     def patch(self, phases: _Phases, imports: OnImport) -> None:
@@ -94,13 +94,13 @@ class StepNorms:
         self.probe = None
 
     def step_began(self) -> None:
-        """Forget the norms of the step before."""
+        """Forget the norms of the previous step."""
         self.measured = None
         self._is_measured = False
         self._forget_clips()
 
     def backward_ended(self) -> None:
-        """A backward pass has ended: norms taken from now on are of its gradients."""
+        """Note the end of a backward pass: norms taken from now on belong to its gradients."""
         self._after_backward = True
         self._is_measured = False
 
@@ -141,7 +141,7 @@ class StepNorms:
         return norm
 
     def _are_counted(self, norm: Tensor, parameters: Iterable[Tensor]) -> bool:
-        """Return True if an earlier norm is that of these gradients too: the same tensor, or one of the parameters."""
+        """Return True if an earlier norm covers these gradients: it is the same tensor, or shares a parameter."""
         if any(norm is earlier for earlier, _ in self._clipped_by):
             return True
         counted = {id(one) for _, earlier in self._clipped_by for one in earlier}
@@ -153,8 +153,8 @@ class StepNorms:
         self._clipped_by.clear()
 
     def measure(self, divisor: Any = None) -> None:
-        """Write the norm, or this rank's part of it; each gradient at an interval. `divisor`: scale by which the
-        optimizer divides the gradients itself. A second call before the next backward pass, as of an optimizer that
+        """Write the norm, or this rank's part of it, and at an interval each gradient. `divisor`: scale by which the
+        optimizer divides the gradients itself. A second call before the next backward pass, as by an optimizer that
         calls the `step` of its base class, does nothing.
         """
         if self._is_measured:
@@ -185,8 +185,8 @@ class StepNorms:
         self._write(self._clip_norms())
 
     def _clip_norms(self) -> dict[str, Tensor]:
-        """Norms by the ranks that hold the rest, of all that was clipped since the backward pass. In the key, an order
-        other than 2 follows the ranks, because the store combines norms by their order."""
+        """Norms of everything clipped since the backward pass, keyed by the ranks that hold the rest. In the key, an
+        order other than 2 follows the ranks, because the store combines norms by their order."""
         by_ranks: dict[tuple[str, float], list[Tensor]] = defaultdict(list)
         for ranks, order, norm in self._clips:
             by_ranks[ranks, order].append(norm)

@@ -22,7 +22,7 @@ Frames = Sequence[tuple[FrameType, int]]
 
 
 def frames_of_stack(frame: FrameType | None) -> Frames:
-    """`frame` and those of the functions that called it, with their current lines."""
+    """`frame` and the frames of its callers, with their current lines."""
     found = []
     while frame is not None:
         found.append((frame, frame.f_lineno))
@@ -31,7 +31,7 @@ def frames_of_stack(frame: FrameType | None) -> Frames:
 
 
 def frames_of_error(error: BaseException) -> Frames:
-    """Frames of the traceback of an error; of the first one, if it was raised from or while another was handled."""
+    """Frames in the traceback of an error. If errors are chained (`__cause__`, `__context__`), of the first one."""
     seen: set[int] = set()
     while (earlier := error.__cause__ or error.__context__) is not None and id(error) not in seen:
         seen.add(id(error))
@@ -50,11 +50,11 @@ class UpdateLine:
         self._lines: Sequence[tuple[CodeType, int]] = ()  # no frames: they would keep their variables
 
     def made(self, frame: FrameType | None) -> None:
-        """An update was made in this frame."""
+        """Note an update that was made in this frame."""
         self._lines = _codes(frames_of_stack(frame))
 
     def is_followed_by(self, frames: Frames) -> bool:
-        """Return True if an error with these frames, raised after the update, is of the iteration after it."""
+        """Return True if an error with these frames, raised after the update, belongs to the next iteration."""
         lines = _codes(frames)
         known = [code for code, _ in self._lines]
         first = next((i for i, (code, _) in enumerate(lines) if code in known), len(lines))

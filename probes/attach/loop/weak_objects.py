@@ -1,16 +1,16 @@
 """A set of weak references to the user's objects, compared by identity.
 
     watched = WeakObjects()
-    watched.add(optimizer)         # False if it is known
+    watched.add(optimizer)         # False if it was already there
     optimizer in watched           # even if its class defines equality
     list(watched)                  # those that still exist
 
     class Loop:
         leader = WeakReference()      # an attribute that does not keep its optimizer alive
 
-A process may train many models, as a sweep, a cross-validation or an inner loop of meta-learning does: a reference to
-each would keep its parameters and optimizer's state in memory. An object that allows no weak reference is kept
-alive.
+A process may train many models, for example in a sweep, a cross-validation or an inner loop of meta-learning. Strong
+references would keep all their parameters and optimizer state in memory. An object that allows no weak reference is
+kept alive.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WeakObjects:
 
 
 class DeletedOptimizer:
-    """Replaces a deleted optimizer, and holds those of its parameters that still exist."""
+    """Replaces a deleted optimizer, and holds its parameters that still exist."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         self._parameters = WeakObjects(parameters)

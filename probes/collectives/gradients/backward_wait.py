@@ -37,7 +37,7 @@ class BackwardWait:
         self._begin_wait_ns = 0
 
     def follow(self, call: Call, future: Any) -> None:
-        """Complete `call` when `future` completes, and count the wait for it if it is at the end of a backward pass."""
+        """Complete `call` when `future` completes. If the backward pass waits for it at its end, count that wait."""
         calls = self._calls
         call.in_backward = self._expect(call, future)
 
@@ -87,7 +87,7 @@ class BackwardWait:
             complete = []
             for call, future in expected:
                 call.in_backward = False
-                if future.done():  # else the pass did not wait for it: its record is finished on completion
+                if future.done():  # otherwise the pass did not wait for it: its record is finished on completion
                     complete.append(call)
                     call.end_ns = call.end_ns or now  # 0 if its callback still waits for the GIL
             if not complete:

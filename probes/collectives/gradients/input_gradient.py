@@ -27,7 +27,7 @@ __all__ = ["INPUT_GRADIENT", "InputGradientNorms", "on_input_gradient"]
 INPUT_GRADIENT = "input_gradient_norm"
 """Series of a rank's norms."""
 MAX_PASSES = 256
-"""Backward passes of a step whose norms are kept."""
+"""Maximum number of backward passes per step whose norms are kept."""
 
 
 class InputGradientNorms:
@@ -53,7 +53,7 @@ class InputGradientNorms:
             self._norms.append(torch.linalg.vector_norm(gradient, dtype=dtype))
 
     def take_largest(self) -> Tensor | None:
-        """Return the largest norm since the last call, NaN where one was; None without a backward pass."""
+        """Return the largest norm since the last call, NaN if any was NaN; None without a backward pass."""
         norms, self._norms = self._norms, []
         return torch.stack(norms).amax() if len(norms) > 1 else norms[0] if norms else None
 

@@ -68,7 +68,7 @@ class ReductionInputs:
 
 
 def watch_fsdp_reductions() -> ReductionInputs | None:
-    """Check FSDP2's reduction inputs from now on; once per process."""
+    """Check FSDP2's reduction inputs from now on. A second call in the same process replaces the first."""
     if probes_disabled():
         return None
     with failing_open("collectives.reduction_inputs"):

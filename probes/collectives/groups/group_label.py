@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 __all__ = ["compact_ranks", "group_label"]
 
-MAX_LISTED = 4  # ranks without a pattern that are listed; more are hashed
+MAX_LISTED = 4  # longest list of ranks without a pattern; longer ones are hashed
 _DESCRIPTIONS = {"default_pg": "world", "undefined": "group", "": "group"}
 
 

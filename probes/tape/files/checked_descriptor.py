@@ -20,7 +20,7 @@ from pathlib import Path
 __all__ = ["CheckedDescriptor", "moved_up"]
 
 LOWEST = 512
-"""Half of the usual limit of 1,024 descriptors a process."""
+"""Half of the usual limit of 1,024 descriptors per process."""
 
 
 def moved_up(fd: int) -> int:

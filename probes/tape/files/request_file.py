@@ -1,4 +1,4 @@
-"""A request to processes of the run: a small JSON file, which they poll; a new request replaces the earlier one.
+"""A request to processes of the run: a small JSON file that they poll. A new request replaces the earlier one.
 
 write_request_file(path, request)          # `request` is a frozen dataclass; False if the folder cannot be written
 poll = RequestPoll(path)
@@ -38,8 +38,8 @@ def write_request_file(path: Path, request: DataclassInstance) -> bool:
 
 
 class RequestPoll:
-    """Polls a request file with one `stat` if nothing is new, so it may be called in each step. A request that exists
-    at the start counts as answered."""
+    """Polls a request file. Without a new request this costs one `stat`, so it may be called in each step. A request
+    that exists at the start counts as answered."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Text from a run made safe to show: no control characters, no bidirectional marks."""
+"""Make text from a run safe to show: remove control characters and bidirectional marks."""
 
 from __future__ import annotations
 

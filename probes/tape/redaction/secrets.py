@@ -5,7 +5,7 @@
     public, secrets = without_secrets(manifest)                # secrets: {"alerts.webhook": "https://..."}
     with_secrets(public, secrets)                              # the manifest again
 
-Redacted are the values of secret settings wherever they occur, values with a name that marks them as secret, passwords
+A redactor removes the values of secret settings wherever they occur, values whose name marks them as secret, passwords
 in URLs, and tokens of well-known forms (`secret_patterns`). A secret that looks like an ordinary word is not found.
 """
 
@@ -23,7 +23,8 @@ __all__ = ["REDACTED", "SECRET_SETTINGS", "Redactor", "redacted_command", "with_
 SECRET_SETTINGS = (("alerts", "webhook"), ("alerts", "command"))
 """Settings whose values may hold a token."""
 MIN_LITERAL_CHARS = 8
-"""Minimum length; a shorter value of a secret setting (`mail`) is an ordinary word and is not redacted elsewhere."""
+"""Minimum length at which a secret setting's value is redacted in other texts; a shorter one (`mail`) is an ordinary
+word."""
 _SECRET_OPTION = re.compile(rf"(?i)--?{NAMES}")
 
 

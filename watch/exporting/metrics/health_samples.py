@@ -2,8 +2,8 @@
 
     samples = list(health_samples(store))
 
-Device UUIDs join them to ranks through `rankscope_rank_info`. A reading that a device does not support is NULL in the
-table and omitted here.
+Device UUIDs join the samples to ranks through `rankscope_rank_info`. A reading that a device does not support is NULL
+in the table and omitted here.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Metrics:
         return now_ns - self._scraped_ns < SCRAPED_FOR_S * 1e9
 
     def linger(self) -> None:
-        """After the run: if the node was scraped recently, wait until the end of the run has been scraped."""
+        """Wait until the end of the run has been scraped, if the node was scraped recently. Called after the run."""
         deadline = time.monotonic() + SCRAPED_FOR_S
         if self.endpoint is None or time.time_ns() - self._scraped_ns > SCRAPED_FOR_S * 1e9:
             return
@@ -210,6 +210,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _is_alive(entry: dict[str, Any]) -> bool:
     labels = entry.get("labels")
     if not isinstance(labels, dict) or labels.get("__meta_rankscope_host") != os.uname().nodename:
-        return True  # of another machine, or not written by Rankscope
+        return True  # an entry of another machine, or not written by Rankscope
     pid = str(labels.get("__meta_rankscope_pid", ""))
     return not pid.isdecimal() or Path(f"/proc/{pid}").exists()

@@ -25,7 +25,7 @@ __all__ = ["INSTALL", "NAMES", "TrackerFeed", "open_tracker"]
 NAMES = ("tensorboard", "wandb")
 INSTALL = "pip install 'rankscope[trackers]'"
 _SLACK_NS = 60 * 10**9
-"""How much later than a newer finding an older one may be stored: each node and thread writes separately."""
+"""Maximum delay by which a finding is stored after a newer one, because each node and thread writes separately."""
 
 
 class TrackerFeed:

@@ -54,7 +54,7 @@ def _follow(run: RunDir, name: str, settings: TrackersSettings, is_closed: Calla
                 with Store.open(run, catch_up=is_over) as store:
                     num_new = feed.steps(store, is_over=is_over)
                     feed.findings(store)
-            except StoreError as error:  # it does not exist yet, or is locked: the next poll reads everything
+            except StoreError as error:  # the store does not exist yet, or is locked: the next poll reads everything
                 sys.stderr.write(f"{error}\n")
                 break
             tracker.flush()

@@ -158,7 +158,7 @@ class TrackedSteps:
 
 
 _SLACK_NS = 60 * 10**9
-"""Maximum lag of another node's clock behind that of the reference rank."""
+"""Maximum lag of another node's clock behind the reference rank's clock."""
 _NEAREST = """
     lead AS (SELECT step, start_ns AS begin_ns FROM steps
              WHERE attempt = ? AND rank = ? AND duration_ns IS NOT NULL AND start_ns > ? ORDER BY start_ns LIMIT ?),
