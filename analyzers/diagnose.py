@@ -55,7 +55,7 @@ _RECORDED = re.compile(r"\.\d+\.tape(#checksum)?$|^run\.json$")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnosis:
-    """A run's facts, the verdict, and all findings, the most severe first."""
+    """A run's facts, the verdict, and all findings in reading order."""
 
     run: Mapping[str, object]
     """Facts of the run (`run_facts`): run_id, steps, num_ranks, how it ended, `file_problems` and others."""
@@ -77,7 +77,8 @@ class Diagnosis:
 
     @property
     def cards(self) -> tuple[Finding, ...]:
-        """The findings of `fired` that are shown: at most three per kind of a plug-in, with the number of others."""
+        """The findings of `fired` to show. Of each kind of a plug-in, only the first three, the third with a count of
+        the rest."""
         return tuple(folded(self.fired, MAX_OF_A_KIND))
 
     @property
@@ -176,7 +177,7 @@ def diagnose(
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
-    """Drop live failures of plug-ins that failed now for the same reason."""
+    """Drop a plug-in's failure that `watch` reported if the plug-in has failed here with the same error."""
     fail_now = {(f"plug-in {found.evidence['plugin']}", found.evidence.get("error")) for found in findings
              if "plugin" in found.evidence}  # fmt: skip
     return [one for one in findings if (one.evidence.get("analyzer"), one.evidence.get("error")) not in fail_now]

@@ -10,8 +10,8 @@
     train(TapeRecorder(run.rank_dir(attempt, rank), rank=rank, attempt=attempt))
     train(NullRecorder())                     # probes off
 
-Code that only calls these methods takes a `Recorder`. Code that writes custom records (a tape, a name) needs a
-`probes.tape_recorder.TapeRecorder` and asks for one by `isinstance`.
+Code that only calls these methods takes a `Recorder`. Code that writes records of its own (with `tape` and `name`)
+needs a `probes.tape_recorder.TapeRecorder`, and tests for one with `isinstance`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evidence and next step of findings on checkpoints, one sentence each."""
+"""Evidence and next step of findings on checkpoints, one or two sentences each."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
         if contradicted := contradiction(source, attempt):
             return [_insufficient(contradicted)]
         if measured.num_steps >= SHARED.min_steps:
-            # A plan knows the links between devices, not how ranks on one of them communicate.
+            # A plan knows the links between devices, not how ranks that share a device communicate.
             planned_ratio = None if devices_are_shared(source) else _planned_ratio(scope.manifest)
             return _findings(source, attempt, measured, policy, planned_ratio)
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")

@@ -3,8 +3,8 @@
     link.ranks, link.groups, link.factor, link.excess_ms, link.first_step
 
 1. If groups of several mesh dimensions are slow, the ranks that they share are named (`join_groups`).
-2. If a single group is slow, all its members are named. If a group of another dimension that shares only one member
-   with it is slower at the same time, even if by less, that member is named (`narrow_to_member`).
+2. If a single group is slow, all its members are named. If a group of another dimension shares exactly one member
+   with it and is also slow at the same time, even if less so, only that member is named (`narrow_to_member`).
 3. If all links of a rank with several neighbours are slow, that rank is named (`join_pairs`).
 4. If a group and pairs of one of its members are slow, that member is named (`join_with_pairs`).
 """
@@ -92,7 +92,7 @@ def join_groups(found: Sequence[SlowLink]) -> list[SlowLink]:
 def narrow_to_member(
     link: SlowLink, classes: Classes, members: Mapping[str, tuple[int, ...]], policy: SlowLinkPolicy
 ) -> SlowLink:
-    """Name the one member whose group in another dimension is slower too; without such a member return the link
+    """Name the one member whose group in another dimension is slow, too; without such a member return the link
     unchanged. A fault does not slow crossing groups equally: it may make one group 4x slower, and the other, which
     sends smaller messages, only 1.5x slower. On its own, such a small slowdown takes more steps to prove.
     """
@@ -114,7 +114,7 @@ def narrow_to_member(
 
 
 def join_pairs(found: Sequence[SlowLink], num_neighbours: Mapping[int, int]) -> list[SlowLink]:
-    """Join both directions of a link, and all links of a rank that has several. The costliest comes first."""
+    """Join both directions of a link, and the links of a rank if it has several and all are slow. Costliest first."""
     by_link: dict[frozenset[int], list[SlowLink]] = {}
     for link in found:
         by_link.setdefault(frozenset(link.ranks), []).append(link)

@@ -90,7 +90,7 @@ def _can_be_hardware(finding: Finding) -> bool:
 
 
 def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[Incident]:
-    """The incident of a finding, even if several ranks failed together; empty without a host or with several hosts."""
+    """One incident for a finding, even if several ranks failed together; none without a host or with several hosts."""
     node, device = finding.evidence.get("node"), finding.evidence.get("device")
     if isinstance(node, str) and node:
         where = {(node, device if isinstance(device, str) and device.startswith("GPU-") else "")}
@@ -121,8 +121,7 @@ def _hosts_and_devices(source: Source) -> dict[int, tuple[str, str]]:
 
 
 def _hours(source: Source, diagnosis: Diagnosis) -> float:
-    """Hours of wall time from the account; for a run that died before its first step, from the first event to the
-    last."""
+    """Hours of wall time from the account; for a run without one, from the first to the last recorded step or event."""
     if diagnosis.goodput is not None:
         return diagnosis.goodput.wall_s / 3600
     times = []

@@ -52,14 +52,15 @@ _LIBRARY = re.compile(
 )
 """Files of torch, installed or built from source, and of Python's own waits."""
 _SHORTENED = re.compile(r"^(distributed/distributed_c10d|autograd/graph|[\w.]+/(threading|selectors))\.py:")
-"""Pattern for paths shortened to their last folder: innermost frames of torch and Python in which ranks wait."""
+"""Matches frames in which torch or Python waits, with the path shortened to its last folder by `parse_stack`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """The main thread of one process, innermost frame first, each as `file:line function`. `rank` None: unknown.
+    """The stack of one process's main thread. `frames`: innermost first, each as `file:line function`.
 
-    `os_state` is the letter of /proc; `problem` is the reason if there are no frames.
+    `rank` is None if unknown. `os_state` is the letter of the process's state in /proc. `problem` is the reason why
+    there are no frames.
     """
 
     pid: int
@@ -222,7 +223,8 @@ class StacksAtHang:
         return Stack(pid=state.rank, rank=state.rank, frames=frames, os_state="T" if state.state == "stopped" else "")
 
     def _odd(self, stacks: Sequence[Stack]) -> set[int]:
-        """Ranks that differ from more than half of their stage; none in stages of one or two ranks."""
+        """Stopped ranks. In a stage without one, ranks that differ from more than half of it, which needs at least
+        three ranks."""
         by_stage: dict[int, list[Stack]] = {}
         for stack in stacks:
             by_stage.setdefault(self.roles.get(_rank(stack), Role()).stage, []).append(stack)

@@ -59,8 +59,8 @@ def from_lines(
     evidence: Mapping[str, Any] = MappingProxyType({}),
     collect: tuple[str, ...] | None = None,
 ) -> Candidate:
-    """Make a candidate from lines. By default the first line is quoted, and its class decides the kind and the
-    commands.
+    """Make a candidate from lines. Defaults: `why` quotes the first line, `kind` follows from `rank_class`, and
+    `collect` follows from the cause (for a hang, from the kind).
     """
     kind = kind or _KINDS.get(rank_class, "rank_lost")
     if collect is None:

@@ -22,13 +22,13 @@ class LossSpikePolicy:
 
     detector: SpikePolicy = field(default_factory=SpikePolicy)
     divergence_steps: int = 8
-    """Number of spike steps at which the loss has diverged. Source: a bad batch is felt for one to three steps."""
+    """Number of spike steps that count as divergence. Source: a bad batch is felt for one to three steps."""
     late_steps: int = 8
     """Newest steps (count) that are judged only once all ranks' records of them have arrived. Source: convention; a
     record that is missing for longer is lost, not late."""
     stayed_ratio: float = 1.15
-    """Last printed loss / level before the spikes at which the loss counts as diverged (ratio). Source: convention; a
-    loss that recovers comes back to within a tenth."""
+    """Ratio above which the loss counts as diverged: the last printed losses, divided by the level before the spikes.
+    Source: convention; a loss that recovers comes back to within a tenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +65,9 @@ class GradientFlowPolicy:
     factor: float = 1e4
     """Ratio of a single block's gradient norm to the median block's, or the reverse."""
     trend_factor: float = 1e3
-    """Change of the norm from the last block to the first, if it changes steadily. Less than `factor`: a fault of one
-    layer does not cause that. Also the growth of all gradients over the largest of the run's first quarter: warm-up,
-    another batch size and a new data set stay far below.
+    """Factor by which the norm changes steadily from the last block to the first. It is below `factor`, because a fault
+    of one layer does not cause a steady change. Also the factor by which all gradients exceed their largest value in
+    the first quarter of the run; warm-up, another batch size and a new data set stay far below it.
     """
 
 
@@ -79,8 +79,9 @@ class GradientNoisePolicy:
     """Batch size / noise scale, or the reverse, at which advice is given. Source: McCandlish et al. (2018), equation
     2.7: at 10 a step keeps 91 % of its progress, at 1/10 only 9 %."""
     min_local_ratio: float = 0.99
-    """Smallest mean squared local norm / squared global norm that is believed. Source: it is at least 1 unless
-    gradients were scaled. Pure noise gives 1 per data rank: at most `doubled_factor` times that is believed."""
+    """Smallest ratio of the mean squared local norm to the squared global norm that is believed. Source: it is at least
+    1 unless gradients were scaled. The largest that is believed is `doubled_factor` times the number of data ranks,
+    the ratio of pure noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,5 +89,6 @@ class ExpertLoadPolicy:
     """When experts are unbalanced. Source: convention; with a balancing loss that works, loads lie around 1."""
 
     highest_ratio: float = 0.85
-    """Load of an expert, as a share of the load if every token chose it, that counts as too high: with four experts and
-    two choices a token that is 2, and `SHARED.clear_factor` would never be reached."""
+    """Load of an expert that counts as too high, as a share of its load if every token chose it. It matters with few
+    experts: with four experts and two choices a token, the highest possible load is twice the mean, which never
+    reaches `SHARED.clear_factor`."""

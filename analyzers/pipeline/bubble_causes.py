@@ -105,7 +105,8 @@ class _Order:
 
 
 def _order(one: PipelineSpans) -> _Order | None:
-    """Order a step's spans; None if the orders of the ranks contradict each other, because records are missing."""
+    """Order a step's spans; None if a computation was recorded twice, or if the orders of the ranks contradict each
+    other."""
     kind = np.asarray(one.kind).astype(str)
     place = {
         key: row for row, key in enumerate(zip(kind.tolist(), one.stage.tolist(), one.microbatch.tolist(), strict=True))
@@ -140,8 +141,8 @@ def _order(one: PipelineSpans) -> _Order | None:
 def _replay(
     one: PipelineSpans, order: _Order, took: npt.NDArray[np.float64], loading: Mapping[int, int], first: int
 ) -> float:
-    """The longest time of a rank in nanoseconds; for the rank `first`, which has the first stage, including its
-    loading."""
+    """The longest time, over the ranks, from the start of a rank's first computation to the end of its last one, in
+    nanoseconds. The rank `first`, which has the first stage, starts with its loading."""
     ranks, lengths = one.rank.tolist(), took.tolist()
     now = {rank: float(loading.get(rank, 0)) for rank in set(ranks)}
     begin: dict[int, float] = {first: 0.0}

@@ -81,7 +81,7 @@ def _account(source: Source, attempt: int, rank: int, step: int) -> dict[str, An
 
 
 def _calls(source: Source, attempt: int, rank: int, step: int, start_ns: int) -> list[dict[str, Any]]:
-    """The rank's collectives in the step: calls that never ended first, then by descending wait."""
+    """The rank's collectives in the step. Calls that never ended come first, then the longest waits."""
     if lacking(source, collectives=("wait_ns", "issue_ns", "end_ns", "caller")):
         return []
     rows = source.rows(

@@ -5,7 +5,7 @@
 Recording of process groups starts at once. The model is found when it is called: it is the outermost module with
 trainable parameters that is called with gradients enabled. The optimizer is found at its first step. From then on the
 process is set up as by `attach(model, optimizer)`, and the global hook that looked for the model is removed. If an
-optimizer has unknown parameters, its models are searched among all live objects, because no hook runs for a loop that
+optimizer has unknown parameters, all live objects are searched for its models, because no hook runs for a loop that
 calls `model.forward` directly.
 """
 
@@ -43,7 +43,7 @@ def auto_attach(*, name: str = "", **options: Any) -> Attached:
 
 
 class _Search:
-    """Until the first step, searches for the model and optimizer that are trained."""
+    """Searches for the model and optimizer that are trained, until the first step and again for each new optimizer."""
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
@@ -75,7 +75,7 @@ class _Search:
                 self._attached.called(module, args)  # this call cannot run the new hooks any more
 
     def _before_optimizer_step(self, optimizer: Any, *unused: Any) -> None:
-        """Runs before the optimizer's own step hooks. The first optimizer to step marks the end of the loop's steps."""
+        """Runs before the optimizer's own step hooks. Each update by the first optimizer ends a step of the loop."""
         if self._attached.is_in_loop():
             is_new = not self._attached.watches(unwrapped(optimizer))
             is_another = self._has_stepped and is_new

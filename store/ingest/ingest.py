@@ -161,9 +161,9 @@ class Ingester(Closing):
         return replace(self._result(start, transfer), quarantined=quarantined)
 
     def set_aside(self, error: StoreCorruptError) -> Path | None:
-        """Move a damaged store aside, and return its new path; the next tick rebuilds it from the tapes.
+        """Move a damaged or outdated store aside, and return its new path; the next tick rebuilds it from the tapes.
 
-        The new store records this as a problem, for later reports.
+        The new store records damage and lost rows as a problem, for later reports.
         """
         quarantined = quarantine(self.path)
         logger.warning("%s (set aside: %s)", error, quarantined)

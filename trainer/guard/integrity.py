@@ -132,7 +132,7 @@ class Integrity:
                 self.recorder.event(event_kinds.DEVICE_SUSPECTED, device=device, suspect_rank=rank, count=count)
 
     def trusted_step(self, step: int) -> int:
-        """The newest state up to `step` without evidence of corruption; `step` if integrity is not checked."""
+        """Step of the newest state that was found healthy; `step` if integrity is not checked."""
         return self.healthy_step if self.enabled else step
 
     def reset(self, step: int) -> None:
@@ -222,8 +222,8 @@ class Integrity:
         return self._reader.read(local_tensors(tensors))
 
     def _group_of(self, name: str, tensors: dict[str, Tensor]) -> ReplicaGroup:
-        """Replica group of a parameter. Its optimizer state uses the same group, because the step count has no
-        placement.
+        """Replica group of a parameter or of its optimizer state. The state uses its parameter's group, because not
+        all of it has placements (Adam's step count has none).
 
         Under ZeRO-1 no other rank holds the optimizer state.
         """
@@ -346,7 +346,7 @@ def replica_group(plan: Plan, rank: int, tensor: Tensor) -> ReplicaGroup:
     split = {"pp"}
     if isinstance(tensor, DTensor):
         names = tensor.device_mesh.mesh_dim_names or ()
-        # A placement that is neither replicated nor partial is sharded in some way.
+        # A parameter is never partial, so a placement that is not replicated is sharded in some way.
         placements = zip(names, tensor.placements, strict=True)
         joined = (name for name, placement in placements if not placement.is_replicate())
         split |= {dim for name in joined for dim in name.split("+")}

@@ -33,7 +33,7 @@ MAX_RUN_JSON_BYTES = 16 << 20
 
 
 class RemoteCheckpoints:
-    """Does nothing if the configuration names no address."""
+    """A run's transfers. Does nothing unless `is_used` is set and the configuration names an address."""
 
     def __init__(self, run: RunDir, config: CheckpointConfig, events: EventWriter, *, is_used: bool) -> None:
         self._run = run

@@ -98,7 +98,7 @@ def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
     console.print()
     _facts(diagnosis, console)
     facts: Mapping[str, Any] = diagnosis.run
-    if "trace" in facts:  # of captures by a profiler
+    if "trace" in facts:  # the facts come from a profiler's traces
         render_ranks(facts["trace"]["ranks"], console)
 
 
@@ -165,7 +165,7 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
         if name in ONE_PER_ROW and isinstance(value, (list, tuple)):
             rows += [(label_of(name), str(each)) for each in value]
             continue
-        if name in ("op", "seq") and has_numbers:  # they describe the call in the first rank's line only
+        if name in ("op", "seq") and has_numbers:  # they belong to the first rank's call only
             continue
         if name == "reason" and str(value) in finding.summary:
             continue

@@ -37,7 +37,7 @@ class InputGradientNorms:
         self._norms: list[Tensor] = []
 
     def watch(self, model: nn.Module) -> Callable[[], None]:
-        """Measure from now on, if the model is on a device and there are other ranks; returns a function that undoes
+        """Measure from now on, if the model is not on the CPU and there are other ranks; returns a function that undoes
         this.
         """
         weight = next(model.parameters(), None)

@@ -35,7 +35,7 @@ class Memo(Protocol):
 
 
 HEADS = (16, 320)
-"""Numbers of first entries to unpickle; the second is tried if the tail refers to more values than the first has."""
+"""Numbers of first entries to unpickle; the second is tried if the tail refers to values that the first ones lack."""
 TAILS = (32, 400)
 """Numbers of newest entries to unpickle; the second is tried if a group is too rare in the first."""
 MIN_OF_GROUP = 4
@@ -98,7 +98,7 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
     for entry in entries:
         if entry["state"] not in shared or entry["is_p2p"] is not False or entry["process_group"] not in groups:
             return None
-    first = entries[:1] if "completed" in shared else entries  # the rank is waiting in its oldest open call
+    first = entries[:1] if "completed" in shared else entries  # open calls: the rank waits in the oldest
     found = Shortened(top | rest | {"entries": [*first, *newest]})
     found.num_left_out = len(entries) - len(first) + number
     return found

@@ -56,13 +56,13 @@ MAX_UNPACKED_BYTES = 64 << 30
 MAX_HITS = 20_000
 """Maximum hits of one literal in one file."""
 MAX_STARTS = 5_000
-"""Number of hits from which a file's first line no longer counts as a start of the program."""
+"""Maximum number of repetitions of a file's first line that are examined as possible restarts of the program."""
 TAIL_BYTES = 3_000
 MAX_STEP_LINES = 200_000
 KEPT_OF_A_KIND = 40
 """Maximum events kept per kind and writer: further repeats of a warning add nothing."""
 KEPT_LAST = 10
-"""Number of newest exceptions kept in addition, since they show how the process ended."""
+"""Number of newest events kept in addition, for exceptions and a few other kinds that show how the process ended."""
 MAX_EVENTS = 60_000
 LATER_LINES = 1_000
 """Number of lines after an error that show that the program continued: a program that is ending prints fewer."""
@@ -116,7 +116,7 @@ class _Scan:
         self._step_lines: list[int] = []
         """Line numbers of new steps."""
         self._steps_before: dict[int, int] = {}
-        """Number of steps read before each line with values."""
+        """Number of steps read before each line about NaN or the end of a training."""
         self._prefixes = LearnedPrefixes(clock)
         self._starts = Starts()
         self._is_in_line = False
@@ -253,7 +253,7 @@ class _Scan:
         return step_line.step is None or step_line.step != last.step
 
     def finish(self) -> None:
-        """Append the last exceptions, and add to each event how many steps the file reports after it."""
+        """Append the newest exceptions, and add to each event what follows it in the file: losses, steps, lines."""
         self.log.num_lines += self._is_in_line
         self.log.events += sorted((event for last in self._last.values() for event in last), key=lambda one: one.line)
         for event in self.log.events:

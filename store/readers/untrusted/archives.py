@@ -104,7 +104,7 @@ def _expand(path: Path, into: Path) -> list[tuple[str, str]]:
                 os.utime(target, (modified_s, modified_s))
             except SourceError:
                 raise
-            except _DAMAGE as error:  # the rest of a tar is unreadable, too; the error is raised next
+            except _DAMAGE as error:  # in a tar the rest is unreadable, too: the next member raises
                 problems.append((name, _damage(error)))
     except SourceError:
         raise
@@ -176,8 +176,8 @@ def _check_directory(path: Path) -> None:
 
 
 def _check_members(members: Iterable[zipfile.ZipInfo]) -> None:
-    """Raise SourceError if members share bytes: a few of them unpack to any size, and no program writes such an
-    archive.
+    """Raise SourceError if members overlap in the file: with such members a small archive can unpack to any size, and
+    no program writes them.
     """
     end = 0
     for member in sorted(members, key=lambda one: one.header_offset):

@@ -158,7 +158,7 @@ class MemoryCopies:
             return None
         copy = candidates[-1]
         if self._stream is not None:
-            self._stream.join()  # the state is written
+            self._stream.join()  # wait for running copies: `restore` overwrites the state
         self.forget_from(copy.step + 1)
         return copy.restore(self.training)
 
@@ -169,7 +169,7 @@ class MemoryCopies:
         note = survivor.note
         values = survivor.copy.restore(self.training)
         self._remove_former(keep_step=values.position.step)
-        # Once it is sealed, the former process's copy can be deleted, too.
+        # Once this new copy is sealed, `_seal` deletes the former process's copy, too.
         self.take(values, vetted=True, extra=note["extra"], origin=note["origin"])
         self.seal()
 

@@ -56,8 +56,8 @@ class Slot:
         self._layout: list[tuple[str, str, list[int], int]] = []
 
     def allocate(self, live: Mapping[str, Tensor], *, share_of: int = 1) -> dict[str, Tensor]:
-        """Allocate tensors with these shapes and types. Raises OSError unless `share_of` times their size leaves half
-        of the shared memory free.
+        """Allocate tensors with these shapes and types. Raises OSError unless `share_of` times their size fits
+        into half of the free shared memory.
         """
         self.invalidate()
         layout, size = [], 0
@@ -167,8 +167,8 @@ class Slot:
 
 
 def remove_others(folder: Path, prefix: str, *, keep_step: int = -1) -> None:
-    """Delete all slots, including unfinished ones. Slots whose name starts with `prefix`, and the copy of `keep_step`,
-    are kept.
+    """Delete all slots, including unfinished ones, except those whose name starts with `prefix` and the copy of
+    `keep_step`.
     """
     kept = {slot.path.name for slot in Slot.all_in(folder) if slot.step == keep_step}
     for path in folder.glob("slot-*"):

@@ -1,4 +1,4 @@
-"""Faults of the data: they are late, end early or are corrupted, or a loader process is killed.
+"""Faults of the data: batches are late, end early or are corrupted, or a loader process is killed.
 
 ARM["bad_batch"](trigger, training)
 """
@@ -37,7 +37,7 @@ def _arm_slow_data(trigger: Trigger, training: Training) -> None:
 
 
 class _StepClock:
-    """Measures a rank's own work between two calls in seconds, without waits for other ranks and without the fault's
+    """Measures a rank's own work between two calls, in seconds, without waits for other ranks and without the fault's
     delay."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ def _arm_failing(trigger: Trigger, training: Training) -> None:
 
 
 class _Batches:
-    """Decides which batches are struck, in every attempt and replay. The first one is recorded."""
+    """Decides by index which batches are struck, the same in every attempt and replay. Reports the first of them."""
 
     def __init__(self, trigger: Trigger) -> None:
         self.trigger = trigger
