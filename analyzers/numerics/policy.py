@@ -27,7 +27,7 @@ class LossSpikePolicy:
     """Newest steps (count) that are judged only once all ranks' records of them have arrived. Source: convention; a
     record that is missing for longer is lost, not late."""
     stayed_ratio: float = 1.15
-    """Ratio above which the loss counts as diverged: the last printed losses, divided by the level before the spikes.
+    """Last printed losses / level before the spikes (ratio) above which the loss counts as diverged.
     Source: convention; a loss that recovers comes back to within a tenth."""
 
 
