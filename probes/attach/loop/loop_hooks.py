@@ -83,10 +83,8 @@ class LoopPhases:
         self.num_updates = 0  # number of steps of the leader
         self._open: dict[str, Any] = {}  # kind -> span
         self._depth = 0  # number of nested model calls
-        self._number = 0
-        self._in_step = False
+        self._number, self._microbatch, self._in_step = 0, 0, False
         self._updated_ns = 0  # end of the current step's update, or of the last phase after it
-        self._microbatch = 0
         self._imports = OnImport()
         self._scaling = LossScaling(self)
         self._losses = StepLosses(values, self._scaling)
@@ -200,9 +198,11 @@ class LoopPhases:
         if self.recorder.step_number > 0 and self.thread in threading._active:  # type: ignore[attr-defined]
             if updates is not None and updates is self.leader:
                 self._learners |= {self.thread, get_ident()}
-            if get_ident() not in self._learners or not self._updated_ns or self._open:
+            if get_ident() not in self._learners or not self._updated_ns:
                 return False
-        self.thread = get_ident()
+        for kind in [*self._open]:  # what the other thread still does after its update
+            self.leave(kind)
+        self.thread, self._depth = get_ident(), 0
         training_is_here()
         return True
 

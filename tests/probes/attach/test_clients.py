@@ -100,6 +100,53 @@ def test_threads_that_take_turns_at_one_optimizer_are_one_loop(tmp_path: Path) -
     assert passes == [(learners * updates - 2,)]
 
 
+def test_a_thread_s_turn_is_recorded_while_the_one_before_it_evaluates(tmp_path: Path) -> None:
+    auto_attach(run_dir=tmp_path / "run", watch=False)
+    updates = 4
+    turns, evaluates, has_trained = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.is_grad_enabled():
+                evaluates.set()
+                has_trained.wait(60)
+            return super().forward(x)
+
+    model = Model(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(loss: float) -> None:
+        optimizer.zero_grad()
+        (model(torch.ones(2, 4)).sum() * 0.0 + loss).backward()
+        optimizer.step()
+
+    def learn_and_evaluate() -> None:
+        for update in range(updates):
+            train(2.0 * update)
+            turns.release()
+            with torch.no_grad():
+                model(torch.ones(2, 4))  # until the other thread's turn is over
+            has_trained.clear()
+
+    def learn() -> None:
+        for update in range(updates):
+            turns.acquire()
+            evaluates.wait(60)
+            evaluates.clear()
+            train(2.0 * update + 1)
+            has_trained.set()
+
+    threads = [threading.Thread(target=one) for one in (learn_and_evaluate, learn)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        losses = store.rows("SELECT loss FROM steps WHERE committed ORDER BY step")
+    assert losses == [(0.0,), (None,)] + [(float(number),) for number in range(2, 2 * updates)]
+
+
 def test_a_thread_that_trains_another_model_stays_out_of_the_loop(tmp_path: Path) -> None:
     auto_attach(run_dir=tmp_path / "run", watch=False)
     model, other = nn.Linear(4, 1), nn.Linear(4, 1)
