@@ -5,15 +5,15 @@
     ...                                       # spans add to clock.row, values are set in it
     clock.end(wait_ns=5, on_retries=write)    # duration, CPU time, waiting, garbage collection, memory
 
-A step is written when it begins and again when it ends, so the step in which a rank died or hung is on tape. Spans of a
-known phase (`PHASES`) add to the row unless they lie inside another such span, so the phases of a step never add up to
-more than the step. The time between phases adds to a gap (`GAPS`), named by the phase after it, so that phases and gaps
-add up to the step. In a step without any known phase the gaps are UNSET.
+A step is written when it begins and again when it ends, so the step in which a rank died or hung is on tape. A span of
+a known phase (`PHASES`) adds to the row, unless it lies inside another such span. So the phases never add up to more
+than the step. The time between phases adds to a gap (`GAPS`), named by the phase after it. Phases and gaps add up to
+the step. In a step without any known phase the gaps are UNSET.
 
-On a GPU the host runs ahead of its device, and waits for the device (and thus for other ranks) whenever it reads back a
-value. There the step, its phases, gaps and waits are timed by events on the compute stream
+On a GPU the host runs ahead of its device. It waits for the device (and thus for other ranks) whenever it reads back a
+value. So the step, its phases, gaps and waits are timed by events on the compute stream
 (`probes.device.phase_events`) and written a step or more later. Steps without such stamps only have host times of the
-whole step, loading, checkpoints and evaluations; for these steps analyzers use the durations of calls
+whole step, loading, checkpoints and evaluations. For these steps analyzers use the durations of calls
 (`analyzers.account.device.device_timings`).
 """
 

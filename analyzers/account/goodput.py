@@ -1,4 +1,4 @@
-"""Goodput account: every second of a run in one category; the categories add up to the wall time.
+"""Goodput account: assigns every second of a run to one category. The categories add up to the wall time.
 
     account = measure(store)
     account.seconds["training"], account.goodput_ratio      # mean over the ranks; share of the wall time
@@ -7,9 +7,9 @@
 | category | what |
 |---|---|
 | training | a rank's own forward, backward and optimizer, in steps that were kept |
-| data | waiting for its input, and preparing it |
-| gaps | its own work between phases: a batch made by hand, logging, a pause |
-| host_late | a GPU waited for its host to enqueue more: launches, loading, a pause |
+| data | the rank waits for its input or prepares it |
+| gaps | the rank's own work between phases: a batch made by hand, logging, a pause |
+| host_late | a GPU waits for its host to enqueue more: launches, loading, a pause |
 | communication | blocked in collectives while the last member's data travels: exposed communication |
 | straggler | blocked in collectives until the last member came |
 | bubble | without work between a pipeline's first forward and last backward |
@@ -17,16 +17,16 @@
 | recomputed | steps that were refused, or whose result a rollback or restart discarded |
 | restart | from the end of an attempt (or its last progress, if it was killed) to the first step of the next |
 | stopped | between the end of one launch of the run and the next (`--resume`) |
-| hang | silence beyond the run's limit, until the attempt was ended |
+| hang | a silence longer than the run's limit, until the attempt was ended |
 | startup, shutdown | before the first step, after the last one |
 | device | a GPU without stamps while no communication was in flight: computing or idle |
 | in_flight | communication in flight on a GPU without stamps: exposed, or hidden behind computing or a late host |
 | unmeasured | time in steps for which no phase or gap was recorded |
 | other | between steps |
 
-A rank's timeline is partitioned: each boundary (start of the run, first step, last step, ...) ends one piece and begins
-the next, so the pieces add up to the wall time whatever was recorded. `step_account` divides the steps. Clocks of other
-hosts are shifted so that the first steps begin together.
+Boundaries (start of the run, first step, last step, ...) divide the whole timeline of a rank, so the pieces add up to
+the wall time whatever was recorded. `step_account` divides the steps. Clocks of other hosts are shifted so that the
+first steps begin together.
 """
 
 from __future__ import annotations

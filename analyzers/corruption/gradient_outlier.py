@@ -5,17 +5,17 @@
     findings = corrupted_gradients(store, Scope())           # kind gradient_corrupted, from the trainer's events
 
 A peak is the largest absolute value among a rank's gradients before they are reduced. One flipped bit changes one
-element: a norm over a million elements hides the change unless it is enormous, but the peak shows it.
+element. A norm over a million elements hides all but an enormous change, but the peak shows it.
 
-1. For each rank, take the logarithm of its peak minus the median over its last `window_steps` steps. So ranks may
-   differ from each other (stages, shards), as long as each is steady.
-2. Subtract the median of this value over the other ranks, which cancels effects on all ranks (learning rate, hard
-   batch).
-3. A rank is an outlier if it rises by more than `min_ratio` and by more than `min_sigmas` robust standard deviations of
-   (2) over the window, or by more than `max_ratio`. If several ranks do, none is reported.
+1. For each rank, take the logarithm of its peak and subtract the logarithm's median over the last `window_steps`
+   steps. So ranks may differ (stages, shards), as long as each is steady.
+2. Subtract the median of this value over the other ranks. This cancels effects on all ranks (learning rate, hard
+   batch). The result is the rank's rise.
+3. A rank is an outlier if its rise reaches both `min_ratio` and `min_sigmas` robust standard deviations of the rises
+   in the window, or reaches `max_ratio`. If several ranks are outliers, none is reported.
 
 An outlier proves nothing by itself: one rank's share of a batch may be hard. The trainer drops the step and computes it
-again from the same state. If the peak repeats, the batch caused it and the step is taken; if not, the device did.
+again from the same state. If the peak repeats, the batch caused it and the step is taken. If not, the device caused it.
 """
 
 from __future__ import annotations

@@ -2,23 +2,23 @@
 
     findings = pipeline(store, Scope(manifest=manifest))      # kinds bubble (a measurement) and stage_imbalance
 
-1. `pipeline_bubble` measures the idle share of each step of each pipeline, and the idle share that the schedule would
-   have with equal stages. It splits the excess into imbalance, communication and waiting for data, and names the stage
-   to lighten.
+1. `pipeline_bubble` measures the idle share of each pipeline's steps, and computes the idle share that the schedule
+   would have with equal stages. It splits the excess into imbalance, communication and waiting for data, and names the
+   stage to lighten.
 2. The work of a pp rank is its computing time in a step, median over steps and pipelines.
-3. Imbalance: the same pp rank has the most work on every pipeline, in the first third of the steps and in the last, and
-   its work exceeds the median of the others by `excess_ratio`. A rank that is slow on one pipeline only, or from some
+3. Imbalance: the same pp rank has the most work on every pipeline, in the first and last third of the steps. Its work
+   is at least `excess_ratio` x the median of the others. A rank that is slow on one pipeline only, or from some
    step on, is a straggler instead.
-4. On GPUs spans are host times, and hosts run ahead, so no bubble is measured. The work of a rank is then its step time
-   without waits, computed from the durations of calls (`account.device.device_timings`), and the excess of a heavy
-   stage is a lower bound.
+4. On GPUs no bubble is measured: spans are host times, and hosts run ahead. A rank's work is then its step time
+   without waits, from stamps or durations of calls (`account.device.device_timings`). The excess of a heavy stage is a
+   lower bound.
 5. If ranks wait for cores (`is_crowded`), spans are longer than the work in them, especially on the stage that waits
-   least for others. The work of a rank is then the CPU time of its step, and the excess again a lower bound.
-6. A heavy first or last stage also has the embedding, or the head and the loss. It is only advice if no other cut of
-   the layers is better (`better_cut`).
+   least for others. A rank's work is then the CPU time of its step. The excess is again a lower bound.
+6. The first stage also has the embedding, and the last stage the head and the loss. If one of them is heavy and no
+   other cut of the layers is better (`better_cut`), the finding is only advice.
 
-Gain of a balanced split: the slowest stage sets the pace, so with the same total work the pipeline would take (mean
-work / largest work) of its present time.
+Gain of a balanced split: the slowest stage sets the pace. With the same total work, the pipeline would take (mean work
+/ largest work) of its present time.
 """
 
 from __future__ import annotations

@@ -5,18 +5,17 @@
 
 Each step is replayed over the dependencies of its operations (`whatif.simulate`), one program per stream:
 
-1. Computation runs in its recorded order. A forward or backward pass waits for its receive, and its send waits for the
-   pass.
-2. A send and its receive end together: after both have begun and the transfer is over. Operations between data-parallel
-   ranks of a stage begin when the last rank has arrived; the first and the last stage exchange embedding gradients;
-   clipping needs the norm of all ranks' gradients.
-3. A reduction that began before the last pass ended runs in parallel with the passes, and starts after the last
+1. Computation runs in its recorded order. A forward or backward pass waits for its receive. A send waits for its pass.
+2. A send and its receive end together, when both have begun and the transfer is over.
+3. Operations between data-parallel ranks of a stage begin when the last rank has arrived. The first and the last stage
+   exchange embedding gradients. Clipping needs the norm of all ranks' gradients.
+4. A reduction that began before the last pass ended runs in parallel with the passes. It starts after the last
    backward pass of its chunk.
 
 In a balanced job, as in the paper, every computation takes the mean of its type over data-parallel ranks, stages and
-steps, and every transfer takes the median of its type. M_W and M_S are the shares of the slowdown that disappear if the
-operations of the worst 3 % of the workers, or of the last stage, take their balanced times. Idle time that no
-dependency explains is not replayed; it is part of the error.
+steps. Every transfer takes the median of its type. M_W is the share of the slowdown that disappears if the operations
+of the worst 3 % of the workers take their balanced times. M_S is the same for the last stage. Idle time that no
+dependency explains is not replayed and is part of the error.
 """
 
 from __future__ import annotations

@@ -5,19 +5,19 @@
     ...
     uninstall()                                     # all groups are torch's own again
 
-From `install` on, torch's own function that makes process groups returns a `RecordedGroup`: a `ProcessGroup` over the
-same backends, whose collective methods write a record and then call the group that torch has made. DDP's reducer,
-FSDP2, DTensor, pipelines, checkpoints and object collectives hold it like any other. The record is on the tape before
-the real call: on gloo, a mismatch of sizes ends the process without an error.
+After `install`, torch's own function that makes process groups returns a `RecordedGroup`: a `ProcessGroup` over the
+same backends. Its collective methods write a record and then call the group that torch has made. DDP's reducer, FSDP2,
+DTensor, pipelines, checkpoints and object collectives hold this group like any other. The record is on the tape
+before the real call, because on gloo a mismatch of sizes ends the process without an error.
 
 For a blocking call, the wrapper waits and returns no handle, which torch treats as "already waited for". Returning
 torch's own handle would cost a second wait, in which gloo's reduce-scatter copies its output again.
 
 **Groups of NCCL stay torch's own** (`is_recorded_here`): the profiler plugin records them below Python. The end of a
-call on a GPU is not visible from Python. The host enqueues it and continues, so a record would stay open until
-something queries the device, and an open record is evidence of a hang. In addition, `batch_isend_irecv` coalesces calls
-(without this NCCL may deadlock) only if `type(group) is ProcessGroup`. Symmetric memory needs a store that a Python
-subclass of the group cannot have, and each call would take the GIL.
+call on a GPU is not visible from Python. The host enqueues the call and continues, so a record would stay open until
+something queries the device, and an open record is evidence of a hang. `batch_isend_irecv` coalesces calls only if
+`type(group) is ProcessGroup`, and NCCL may deadlock without coalescing. Symmetric memory needs a store that a Python
+subclass of the group cannot have. Each call would take the GIL.
 
 A separate backend name was rejected: `dist.get_backend()` would return it to code that compares with "nccl", and the
 device bound at initialisation would be lost.

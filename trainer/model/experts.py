@@ -6,22 +6,22 @@
     out = layer(x)                                  # (batch, seq or piece, dim), as FeedForward
     layer.take_load()                               # tokens and dropped tokens of each expert since the last call
 
-The router's probabilities are those of Shazeer et al. 2017 in float32; if several experts are chosen, their
+The router's probabilities are those of Shazeer et al. 2017 in float32. If a token has several experts, their
 probabilities are scaled to sum to one. There are two auxiliary losses. The balance loss (Fedus et al. 2021) is the
 number of experts x the sum over experts of (share of tokens x mean probability), which is 1 if all experts are used
-equally. The router's z-loss (Zoph et al. 2022) is the squared logsumexp of its logits. Neither is part of the reported
-loss. Their gradients are added in backward at the layer's output, in every pipeline stage.
+equally. The router's z-loss (Zoph et al. 2022) is the squared logsumexp of its logits. The reported loss contains
+neither. Their gradients are added in backward at the layer's output, in every pipeline stage.
 
-Balance and capacity are computed per sequence (as in DeepSeek-V3's sequence-wise loss), so losses and dropped tokens do
+Balance and capacity are computed per sequence (as in DeepSeek-V3's sequence-wise loss). So losses and dropped tokens do
 not depend on how ranks and microbatches divide the batch, and all layouts train the same way. An expert drops tokens
 over its capacity. Earlier tokens of the sequence have priority, so routing is causal.
 
-With expert choice (Zhou et al. 2022, arXiv 2202.09368) each expert takes its highest-scoring tokens of a sequence up to
-its capacity, weighted by the router's probabilities, and needs no balancing. Whether a token is taken depends on later
-tokens, so a causal model trains with information that it lacks at generation.
+With expert choice (Zhou et al. 2022, arXiv 2202.09368) each expert takes its highest-scoring tokens of a sequence, up
+to its capacity. The router's probabilities weight them, and no balancing is needed. Whether a token is taken depends on
+later tokens, so a causal model trains with information that it lacks at generation.
 
-If ranks hold pieces of a sequence, they exchange how often each expert was chosen. Nothing else is needed, because the
-balance loss is linear in the probabilities, and each rank contributes the part of its own tokens.
+Ranks with pieces of a sequence exchange how often each expert was chosen. The balance loss needs no more: it is linear
+in the probabilities, and each rank adds its own tokens' part. With expert choice, ranks exchange the probabilities.
 """
 
 from __future__ import annotations

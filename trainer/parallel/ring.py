@@ -2,17 +2,17 @@
 
     mixed = ring_attention(query, key, value, group)       # (batch, heads, piece, head_dim), of this rank's piece
 
-Liu et al. 2023 (arXiv 2310.01889): a rank attends to one piece of keys and values after the other, while it sends the
-piece on. It merges the results by each row's log-sum-exp (online softmax). In the backward pass the pieces go around
-once more, each with its gradient, to which every rank adds. A rank keeps its own queries, keys, values, results and one
-log-sum-exp per row; two more pieces exist in transit.
+Liu et al. 2023 (arXiv 2310.01889): a rank attends to one piece of keys and values after the other. Meanwhile it sends
+the piece on. It merges the results by each row's log-sum-exp (online softmax). In the backward pass the pieces go
+around again, each with its gradient, and every rank adds to the gradient. A rank keeps its own queries, keys, values,
+results and one log-sum-exp per row. Two more pieces exist in transit.
 
-With contiguous pieces a causal mask would leave the first rank nearly idle and give the last most of the work. So a
-sequence is divided into twice as many chunks as there are ranks, and rank r has chunk r and chunk 2 x size - 1 - r
-(Brandon et al. 2023, arXiv 2311.09431). Then each step except the first needs no mask on any rank: it is one half of
-the queries against all keys, or all queries against one half of the keys.
+With contiguous pieces, a causal mask would leave the first rank nearly idle and give the last most of the work. So a
+sequence is divided into twice as many chunks as there are ranks. Rank r has chunk r and chunk 2 x size - 1 - r (Brandon
+et al. 2023, arXiv 2311.09431). Then only the first step needs a mask. Every other step computes one half of the queries
+against all keys, or all queries against one half of the keys.
 
-The kernel is torch's flash attention, or memory-efficient attention for float32 on CUDA; both work block by block and
+The kernel is torch's flash attention, or memory-efficient attention for float32 on CUDA. Both work block by block and
 never materialise the attention matrix.
 """
 

@@ -6,17 +6,17 @@
     ...forward and backward of the next step...
     settled = late.settle()                                     # the numbers of the step before
 
-1. A flag on the device says whether the numbers of a step may be anything but healthy: a loss or norm that is not
-   finite, or a loss that the spike detector might refuse (`SpikeDetector.clean_range`). AdamW's fused kernel and Muon's
-   update read the flag and then skip the update, including the step count.
+1. A flag on the device is set if the step may be unhealthy: its loss or norm is not finite, or the spike detector
+   might refuse its loss (`SpikeDetector.clean_range`). AdamW's fused kernel and Muon's update read the flag. If it is
+   set, they skip the update and do not count the step.
 2. The next step's forward and backward pass are enqueued. Then the host reads the numbers.
-3. Without the flag the step was taken, and the usual work after a step follows: votes, copies, checkpoints.
-4. With the flag, the state is bitwise the same as before the step. The gradients of the next step are dropped, and the
+3. If the flag is not set, the step was taken, and the usual work follows: votes, copies, checkpoints.
+4. If the flag is set, the state is bitwise the same as before the step. The gradients of the next step are dropped. The
    flagged step is recomputed and judged at once, by the same code as in a run without lag. A NaN that does not recur is
-   judged by its first occurrence. So verdicts, rollbacks and weights are bitwise those of a run without lag; a flagged
+   judged by its first occurrence. So verdicts, rollbacks and weights are bitwise those of a run without lag. A flagged
    step that turns out healthy costs one recomputation.
 
-The last step and steps before an evaluation are read immediately, as are all steps of runs for which
+The last step and steps before an evaluation are read immediately. So are all steps of runs for which
 `trainer.layout.step_verdict.reason_to_read_at_once` gives a reason.
 """
 

@@ -1,19 +1,18 @@
 """Change points: small lasting slowdowns of a rank against its own past, relative to its peers.
 
-    segments = find_changes(excess, own_ms, ChangePolicy())     # rank x observation; the same `Segment` as persistence
+    segments = find_changes(excess, own_ms, whole_ms)     # rank x observation; the same `Segment` as persistence
 
 Healthy ranks differ permanently by up to a few percent, so the distance of a rank from its peers proves a slowdown of 2
 or 5 % only among many ranks. A lasting *change* of the distance proves it among few.
 
-1. The excess of each rank over its peers in the same observation (paired: common effects cancel out), clipped at a
-   few times its noise so that a pause counts as one observation only.
+1. Take the excess of each rank over its peers in the same observation (paired: common effects cancel out). Clip it at
+   a few times its noise, so that a pause counts as one observation.
 2. The test statistic is the mean after an onset minus the mean before it, in units of its noise, maximised over all
-   onsets: the generalised likelihood ratio of a change of unknown size and time (CUSUM is its running form). The limit
-   grows with the number of ranks and onsets tried.
+   onsets. This is the generalised likelihood ratio of a change of unknown size and time (CUSUM is its running form).
+   The limit grows with the number of ranks and onsets tried.
 3. Noise is not white on a shared machine. Its size is measured over windows of several lengths, and the largest counts.
-4. No other rank may have changed as much, and no window of the same length elsewhere may come near the effect. The
-   rank's own time must have grown: with a single peer this separates a rank that became slower from a peer that became
-   faster.
+4. No other rank may have changed as much, and no window of similar length elsewhere may come near the effect.
+5. The rank's own time must have grown. With a single peer, this separates a slower rank from a faster peer.
 
 Only slowdowns that last to the newest observation are found.
 """

@@ -5,14 +5,14 @@
 Other jobs delay steps in wall time. A delay right before the onset makes the onset appear earlier, and a quiet step
 after the onset makes it appear later. Other jobs hardly change the CPU time of steps.
 
-1. Divide the CPU time of each step by the median of the peers'. The onset is searched in `min_steps` observations on
-   each side of the onset by wall time. As many observations beyond these give the levels before and after. A later
-   onset, up to half of the segment, is used if the rank's longer wait for a core explains `explained_ratio` of its
-   excess until then.
-2. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. The level lies between
-   the levels before and after, equally far from both in units of each level's noise, because longer times vary more.
-3. The onset is used only if the levels differ by at least `sure_sigmas` times a single step's noise.
-4. If the excess grew gradually, its onset is earlier (`first_rise`).
+1. The excess of a step is its CPU time / the peers' median - 1.
+2. The onset is searched within `min_steps` observations of the onset by wall time. On each side, the next `min_steps`
+   observations give the level before or after. The search extends to half of the segment if the rank's longer wait
+   for a core explains `explained_ratio` of its excess up to the later onset.
+3. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. This level lies between
+   the levels before and after, equally far in units of each one's noise, since longer times vary more.
+4. The onset is used only if the levels differ by at least `sure_sigmas` times a single step's noise.
+5. If the excess grew gradually, its onset is earlier (`first_rise`).
 """
 
 from __future__ import annotations

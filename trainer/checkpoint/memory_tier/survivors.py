@@ -4,15 +4,15 @@ part.
     found = newest_survivor(folder, mesh, rank, world_size, peers, ledger, min_step=40)     # all ranks; or None
     found.copy, found.note              # this rank's part, with its hash verified
 
-1. Every node lists the copies in its shared memory: copies of this node's ranks, and copies that it keeps for others.
-2. A state is usable if every rank's part is on some node, healthy steps followed it, and no batch in it was skipped
-   later. The newest is tried first.
+1. Every node lists the copies in its shared memory: copies of its own ranks, and copies kept for others.
+2. A state is usable if every rank's part is on some node, healthy steps followed, and none of its batches was skipped
+   later. The newest usable state is tried first.
 3. A rank whose node lacks its part (a different node, or lost memory) receives it from a node that has it.
-4. If a hash differs on any rank, the next location is tried, and after the last location the next state.
+4. A rank whose part has a wrong hash tries the next location. After the last location, all ranks try the next state.
 
 A restarted process may have a different rank and thus a different part, so parts are looked up by rank. A state is
-identified by its step and its origin (the attempt, and its number of rollbacks when the copy was taken), so that a copy
-of a rolled-back step is not mixed with copies of the same step reached again.
+identified by its step and origin: the attempt, and its number of rollbacks when the copy was taken. So a copy of a
+rolled-back step is not mixed with copies of the same step reached again.
 """
 
 from __future__ import annotations
