@@ -1,19 +1,19 @@
 """Reduced views of runs with hundreds of millions of step rows, small enough to query many times.
 
-    views = reduced_views(source)                   # with at most `MAX_ROWS` steps, each view is the source itself
+    views = reduced_views(source)                   # up to `MAX_ROWS` step rows, each view is the source itself
     views.compared.rows("SELECT ... FROM steps")    # all ranks, in the steps where a rank changes against the others
     views.sampled.rows("SELECT ... FROM steps")     # all ranks, in evenly spaced steps and the ends of each attempt
     views.histories.rows("SELECT ... FROM steps")   # all steps of some ranks
 
 A query over 400 million rows takes seconds, and analyzers run about sixty queries. So all rows are read only four
-times. The selected rows are opened as sessions of the store (`Store.session`), in which `steps` has no other rows:
+times. The selected rows are opened as sessions of the store (`Store.session`), whose `steps` has no other rows:
 
 1. A query counts the steps and the losses of each rank in each attempt.
-2. The full history of some ranks is selected, for records of a single rank (losses, rollbacks) and for what recurs
-   every n steps (evaluations, checkpoints).
+2. The full history of some ranks is selected. It serves records of a single rank (losses, rollbacks) and events that
+   recur every n steps (evaluations, checkpoints).
 3. `downsampling` finds the steps where a rank changes against the others.
 4. These steps are selected for all ranks, with the first and last steps of each attempt and every unfinished step. The
-   start and end of each rank's records are exact; medians and shares come from evenly spaced steps.
+   start and end of each rank's records are exact. Medians and shares come from evenly spaced steps.
 
 Sums over all steps (goodput, tokens) and single rows (a value that is not finite) are queried from the run itself.
 """

@@ -3,28 +3,29 @@
     found = find_culprits(view)
     found.cause, found.culprits, found.waiting      # "not_entered", (1,), (0, 2, 3)
 
-1. A rank is waiting if it has a call in flight. Only the oldest of each group counts: the others queue behind it.
-2. A stopped process is the culprit wherever it is, unless it waits in a call that a running rank has not reached: then
-   it was stopped during the hang, by a debugger for example.
-3. Different calls (operation, dtype or size) under one sequence number of a group are a mismatch, and the smaller side
-   is named. If both sides have equally many ranks, the order of calls in earlier steps decides: the side whose call
-   never came next is named, else both. A side whose call came right after the other's there has skipped a call.
-4. If all other members have completed a call on devices, the remaining device is the culprit. If no member can complete
-   an operation before all have entered it, and one has completed it, all devices still in it are culprits.
-5. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
-   has not sent, and the reverse (`wait_graph`). Nothing is known about a rank on another node whose records are not
-   here: it is only named as awaited.
-6. A rank that is awaited and in no call is a culprit: it did not reach the call. Its open span shows its present
-   activity, unless `watch` saw that its GIL is held. If it is in a later step than the one in which it is awaited, it
-   has skipped the call. If its host has enqueued calls that its device has not started, the device is stuck.
-7. If all awaited ranks are in calls that all members entered, those calls do not end. A send and its receive differ in
-   size (`unequal_message`), or a rank made a different call with the same number or a later one, which may have ended
-   (`mismatched_with_ended`), or the network or the backend is stuck.
-8. If no device is in a call and some have not started the calls that their hosts enqueued, these devices are stuck; a
-   rank whose host has not enqueued the call is a culprit, too.
-9. Otherwise the edges form a cycle, or all ranks entered and none left. In a cycle, a rank has skipped a call if it is
-   past the step in which it is awaited, or is in the optimizer while awaited in a gradient's call. Else an awaited
-   message is missing, or groups are entered in opposite order.
+1. A rank is waiting if it has a call in flight. Only the oldest call of each group counts. Later calls queue behind it.
+2. A stopped process is the culprit. The exception is a process that waits in a call which a running rank has not
+   reached. That process was stopped during the hang, by a debugger for example.
+3. A mismatch is different calls (operation, dtype or size) under one sequence number of a group. If the call of one
+   side came right after the call of the other side in earlier steps, the first side has skipped a call. Otherwise the
+   smaller side is named. Of two equal sides, the side whose call never came next in earlier steps is named, else both.
+4. If all other members have completed a call on devices, the remaining device is the culprit. Some operations cannot
+   complete before all members have entered. Once one member has completed such a call, all devices still in it are
+   culprits.
+5. Edges (`wait_graph`): a rank in a collective waits for the members that have not entered it. A receiver waits for
+   a sender that has not sent, and a sender for its receiver. A rank on another node without records here is only named
+   as awaited.
+6. An awaited rank that is in no call is a culprit: it did not reach the call. Its open span shows its present activity,
+   unless `watch` saw that its GIL is held. A rank in a later step than the awaited call has skipped the call. If the
+   rank's host has enqueued calls that the device has not started, the device is stuck.
+7. If all awaited ranks are in calls that all members entered, those calls do not end. There are three causes. A send
+   and its receive differ in size (`unequal_message`). A rank made a different call with the same number or a later one,
+   which may have ended (`mismatched_with_ended`). Or the network or the backend is stuck.
+8. If no device is in a call, the devices that have not started the calls enqueued by their hosts are stuck. A rank
+   whose host has not enqueued the call is a culprit, too.
+9. Otherwise the edges form a cycle, or all ranks entered and none left. A rank in a cycle has skipped a call if it is
+   past the step in which it is awaited. So has a rank in the optimizer that is awaited in a gradient's call. Otherwise
+   an awaited message is missing, or groups are entered in opposite order.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """The simple gradient noise scale of McCandlish et al. (2018), and what it means for the batch size.
 
-B_simple = tr(S) / |G|^2: S is the covariance of one token's gradient over the data, G the mean gradient. At a batch of
-B_simple tokens half of a gradient is signal. Far below it, doubling the batch nearly halves the number of steps; far
-above it, doubling the batch gains almost nothing.
+B_simple = tr(S) / |G|^2. S is the covariance of one token's gradient over the data, and G is the mean gradient. At a
+batch of B_simple tokens half of a gradient is signal. Far below B_simple, doubling the batch nearly halves the number
+of steps. Far above B_simple, doubling the batch gains almost nothing.
 
-1. The gradient of each of N data ranks is a mean over b tokens. The global gradient is the mean of these, so it is a
-   mean over B = N b tokens. Noise falls with the number of tokens: E|g_local|^2 = |G|^2 + tr(S) / b and
+1. The gradient of each of N data ranks is a mean over b tokens. The global gradient is the mean of the N gradients, so
+   a mean over B = N b tokens. Noise falls with the number of tokens: E|g_local|^2 = |G|^2 + tr(S) / b and
    E|g_global|^2 = |G|^2 + tr(S) / B.
-2. These give unbiased estimators for each step that has both norms (the paper's appendix A.1): tr(S) = (|g_local|^2 -
-   |g_global|^2) / (1/b - 1/B), |G|^2 = (B |g_global|^2 - b |g_local|^2) / (B - b), with
-   |g_local|^2 the mean over the data ranks. With a pipeline, a data rank's value is the sum over its stages.
+2. These equations give unbiased estimators for each step with both norms (the paper's appendix A.1):
+   tr(S) = (|g_local|^2 - |g_global|^2) / (1/b - 1/B) and |G|^2 = (B |g_global|^2 - b |g_local|^2) / (B - b).
+   |g_local|^2 is the mean over the data ranks. With a pipeline, a data rank's value is the sum over its stages.
 3. A step's |G|^2 is mostly noise, and a ratio of noisy values has no mean. So numerator and denominator are averaged
-   separately, over the newest third of the run's samples: at least `window_samples` and at most `slow_change_steps` of
-   them. The confidence interval of the ratio uses both variances and the covariance.
+   separately, over the newest third of the run's samples (at least `window_samples`, at most `slow_change_steps`). The
+   confidence interval of the ratio uses both variances and the covariance.
 
 The norms are `steps.local_grad_norm` (`probes.collectives.gradients.local_gradient`) and `steps.grad_norm`, both before
 clipping.

@@ -15,7 +15,7 @@ The definitions are those of Lin et al., "Understanding Stragglers in Large Mode
 | M_W | share of the slowdown that disappears if the worst 3 % of the workers are balanced |
 | M_S | share of the slowdown that disappears if the last stage is balanced |
 
-For a single rank only its median excess over its peers is removed, at each place of the step; its noise remains. For a
+For a single rank, only its median excess over its peers is removed, at each place of the step. Its noise remains. For a
 rank that pauses now and then, the excess of each single step is removed."""  # noqa: E501
 
 from __future__ import annotations

@@ -4,20 +4,20 @@
     mean, error = reduce_largest(corrected, group, ratio=0.01)
     # `mean` is the same on all ranks; `error` is what this rank's compression lost
 
-* int8: sums of int8 overflow, so each rank reduces one part of each parameter. Every rank sends each other rank the
-  part that the other rank reduces, in int8 with a float32 scale per 256 numbers. The receiver sums in float32, rounds
-  the mean in the same way and sends it to all. For any number of ranks, this takes a quarter of the bytes of a float32
-  all-reduce; each parameter is padded to 256 numbers per rank. A rank's error is the rounding error of the numbers that
-  it sends, plus the rounding error of its parts of the mean times the number of ranks (errors are divided by that
-  number later).
+* int8: sums of int8 overflow, so each rank reduces one part of each parameter. Every rank sends each other rank that
+  rank's part, in int8 with a float32 scale per 256 numbers. The receiver sums in float32, rounds the mean in the same
+  way and sends it to all. For any number of ranks, this takes a quarter of the bytes of a float32 all-reduce. Each
+  parameter is padded to 256 numbers per rank. A rank's error is the rounding error of the numbers that it sends, plus N
+  times the rounding error of its parts of the mean, because errors are later divided by the number N of ranks.
 * top-k: every rank sends the fraction `ratio` of the bucket's numbers that are largest in magnitude, with their
-  positions. The other numbers are its error. All ranks sum all lists in rank order. The traffic grows with the number
-  of ranks, by 8 bytes per number and rank, so a ratio of 1 % saves bytes only below a hundred ranks.
+  positions. The other numbers are its error. All ranks sum all lists in rank order. The traffic grows by 8 bytes per
+  number and rank, so a ratio of 1 % saves bytes only below a hundred ranks.
 
-Both work in place and reuse their temporaries to save memory, because a bucket may be the whole gradient. All ranks get
+Both work in place and reuse their temporaries, because a bucket may be the whole gradient. All ranks get
 the same bytes and process them in the same order, so results are bitwise equal on all ranks and in each run. In the
 first step of a process, DDP forms other buckets. int8 does not depend on the buckets, so a restart changes no bit.
-`topk` does, because it chooses the largest numbers of each bucket. NaN and Inf arrive as NaN.
+Top-k does, because it chooses the largest numbers of each bucket. NaN and Inf stay visible: int8 makes their 256
+numbers NaN, and top-k sends them first.
 """
 
 from __future__ import annotations

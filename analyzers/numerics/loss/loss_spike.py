@@ -1,19 +1,17 @@
 """Loss spikes of a recorded run: the verdicts of the streaming detector, grouped into findings with a cause.
 
-1. The loss of a step is the mean over the ranks that have one. In an attached loop each rank has the loss of its
-   batch, with larger outliers than the mean (ranks of the trainer, and of a pipeline's last stage, have equal losses).
-   The newest steps are judged once all these ranks have recorded them.
-2. It is passed to a `SpikeDetector` in order of execution. If the step counter goes back, by a rollback or a restart,
-   the detector's history goes back, too, like the restored state of the live detector. After a restart without a
-   checkpoint, or for another training in the same process, the history is empty. A post-mortem thus repeats the live
-   verdicts.
+1. The loss of a step is the mean over the ranks that have a loss. In an attached loop each rank has the loss of its
+   batch, with larger outliers than the mean. In the trainer, and in a pipeline's last stage, all ranks have equal
+   losses. The newest steps are judged once all ranks with a loss have recorded them.
+2. A `SpikeDetector` gets the losses in order of execution. If a rollback or a restart sets the step counter back, the
+   detector's history goes back too, like the restored state of the live detector. The history is empty after a restart
+   without a checkpoint, and for another training in the same process. A post-mortem thus repeats the live verdicts.
 3. Spike steps at most `min_times` + 1 observations apart are one finding. A return from a few low steps to the earlier
-   usual level is not a spike. Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
-4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps, the step
-   was refused, or the loss fell back later; divergence if it stayed up.
-5. If the step was replayed (`analyzers.numerics.replay_result`) and the learning rate did not jump, the replay
-   overrides 4. The cause is `transient` if the spike did not recur, `weights` if it recurred but not on the older
-   state, else `batch`.
+   usual level is not a spike. Attempts that train a policy are left out (`analyzers.numerics.policy_loss`).
+4. The cause is `learning_rate` if the learning rate had jumped just before. It is `batch` if the loss was back within a
+   few steps, as after a refused step, or fell back later. It is `divergence` if the loss stayed up.
+5. A replay of the step (`analyzers.numerics.replay_result`) refines the cause `batch`. The cause becomes `transient` if
+   the spike did not recur. It becomes `weights` if the spike recurred, but not on the older state.
 """
 
 from __future__ import annotations

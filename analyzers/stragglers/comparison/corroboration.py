@@ -3,19 +3,20 @@
     counters = load_counters(source, attempt=0, slow=(3, [(40, 90)]), peers=[0, 1, 2])
     attribute(counters, cause="compute", excess_ms=12.0, factor=1.3)      # Attribution(cause="host", ...)
 
-The rank is compared with the median of its peers by medians over the slow steps (means for a rank that pauses), in
-milliseconds per step. Steps between two slow stretches, in which the rank is as fast as usual, are left out.
+The rank is compared with the median of its peers, in milliseconds per step. The values are medians over the slow steps,
+or means for a rank that pauses. Steps between two slow stretches, in which the rank is as fast as usual, are left out.
 
 1. Garbage collections explain the excess: host.
-2. On a CPU the rank's CPU time is above its peers' by about the same factor as its wall time: it computes more. On a
+2. On a CPU, the rank's CPU time and wall time exceed its peers' by about the same factor: the rank computes more. On a
    busy host such a rank also waits longer for a core, in proportion.
 3. The time for which the rank's thread was runnable and waited for a core explains the excess: host. Waits in
-   proportion to its additional CPU time belong to its work, not to the host.
+   proportion to the rank's additional CPU time belong to its work, not to the host.
 4. The rank trains on more tokens than its peers, by the same factor: its sequences are longer, and no machine is bad.
-5. On a CPU a rank that computes more must have additional CPU time. Otherwise the rank was kept from running: by the
-   disk (major page faults), by a busy core (if CPU time and waits for a core together are most of the excess), or by a
-   lock or blocking call. This is not checked on a GPU, where the host's CPU time shows nothing about the device, nor
-   for loading, which may wait for a disk without using a core.
+   Rule 2 then does not apply.
+5. On a CPU, a rank that computes more must have additional CPU time. Otherwise the rank was kept from running: by the
+   disk (major page faults), by a busy core (CPU time and waits for a core together are most of the excess), or by a
+   lock or blocking call. Rule 5 does not apply to GPUs, where host CPU time shows nothing about the device, nor to
+   loading, which may just wait for a disk.
 6. A value that was not recorded decides nothing.
 """
 

@@ -3,16 +3,16 @@
     for slow in find_stragglers(timings):
         slow.rank, slow.cause, slow.first_step, slow.excess_ms
 
-1. A rank's own time in a phase is the phase without waits in collectives (`account.timings`): ranks leave a collective
-   together, so a rank that waits long is a victim. Checkpoints, evaluation and logging are left out, because one rank
-   may do these for all. The time between phases is also own work, by gap. Clocks are not compared.
-2. Peers have the same work: the same pipeline stage, and for data loading also the same place in their tensor- and
-   context-parallel groups, in which often only the first rank loads. For each observation the excess of a rank is its
-   own time minus the median of its peers' (itself excluded), divided by the peers' whole own time. It is computed for
-   compute (forward, backward, optimizer and the gaps) and for data. `past_comparison` judges ranks without peers.
+1. A rank's own time in a phase is the phase without waits in collectives (`account.timings`). Ranks leave a collective
+   together, so a rank that waits long is a victim. Time in a gap between phases is also own work. Checkpoints,
+   evaluation and logging are left out, because one rank may do these for all. Clocks are not compared.
+2. Peers have the same work: the same pipeline stage. For data loading, peers also have the same place in their tensor-
+   and context-parallel groups, because often only a group's first rank loads. Ranks without peers are judged by
+   `past_comparison`. A rank's excess in an observation is its own time minus the other peers' median, divided by the
+   peers' whole own time. The excess is computed for compute (forward, backward, optimizer and the gaps) and for data.
    Small phases and gaps are also compared separately, since the noise of all work may hide a rank.
-3. `persistence` finds outlier ranks with first and last step, against the noise of this run; `change_point` finds
-   smaller slowdowns of a rank against its own past; `pauses` finds ranks that stop repeatedly and are as fast as the
+3. `persistence` finds outlier ranks with first and last step, against the noise of this run. `change_point` finds
+   smaller slowdowns of a rank against its own past. `pauses` finds ranks that stop repeatedly but are as fast as the
    others in between.
 """
 

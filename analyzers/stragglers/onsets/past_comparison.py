@@ -3,18 +3,18 @@
     for slow in find_slower_than_before(timings, policy):
         slow.rank, slow.cause, slow.first_step, slow.factor          # 1.5: it takes 1.5 times as long as before
 
-In a pipeline with one rank per stage no two ranks have the same work; often only one of the tensor-parallel ranks loads
-data. A rank that was always slow cannot be distinguished from one with more work (`pipeline` measures the work of a
-stage), but one that became slow can:
+In a pipeline with one rank per stage, no two ranks have the same work. Often only one of the tensor-parallel ranks
+loads data. A rank that was always slow cannot be distinguished from a rank with more work (`pipeline` measures the work
+of a stage). A rank that became slow can be found:
 
-1. Each rank's own time is divided by its usual time: the median of its fastest block of history length, so that a slow
-   part of the run is never the reference, however long it is.
+1. Each rank's own time is divided by its usual time: the median of its fastest block of history length. So a slow part
+   of the run is never the reference, however long it is.
 2. `change_point` finds ranks whose ratio grew relative to the others in the same observations, and remained larger.
    Common causes (longer sequences, a shared host) cancel out.
-3. Common causes that affect stages differently also make the times of other ranks grow, so the rank's own time must
-   have grown twice as much as that of any other rank.
-4. A rank that waits long for a slow stage becomes slower itself, because its caches are cold. A rank is therefore not
-   named if its time grew by far less than the total work of another rank did.
+3. Common causes that affect stages differently also make the times of other ranks grow. So the rank's own time must
+   have grown twice as much as any other rank's.
+4. A rank that waits long for a slow stage becomes slower itself, because its caches are cold. So a rank is not named if
+   its time grew by far less than the total work of another rank did.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@
     phases.patch()                           # hooks that all models share: backward, data loaders, clipping
     phases.remove()                          # restore every patched function and hook
 
-A step begins with its first activity (a batch fetched, a forward, a backward) and lasts until the first activity of the
-next one. `optimizer.step` marks the boundary: several backward passes before it belong to one step, and logging or
-evaluation after it still belongs to that step (`fetches`). With several optimizers, one of them leads (`updates`).
+A step begins with its first activity (fetching a batch, a forward or a backward pass) and lasts until the first
+activity of the next step. `optimizer.step` marks the boundary. Several backward passes before it belong to one step.
+Logging or evaluation after it still belongs to that step (`fetches`). One of several optimizers leads (`updates`).
 
     data        a batch is fetched from a `torch.utils.data.DataLoader`
-    forward     the model is called with gradients on, or without them in training mode before the step's update; other
-                calls are `evaluate`, as is a call of a copy or a part of it between updates (`evaluations`)
+    forward     the model is called with gradients on, or in training mode without gradients before the step's update
+    evaluate    other calls, and calls of a copy or a part of the model between updates (`evaluations`)
     backward    `loss.backward()`; the scalar it is called on counts as the loss if none is logged
     optimizer   `optimizer.step()`
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)

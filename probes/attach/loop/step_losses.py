@@ -9,21 +9,23 @@ embedding.
     losses.settle()                      # the step ends: write what is known
 
 Several backward passes in a step, each with its own forward pass, are micro-batches. If the loop divides each loss by
-their number, the step's loss is their sum, else their mean. The autograd graph shows the factor of each loss: the loop
-divides if the factors add up to at most 1, or if each is at most 1 / number of passes. Several losses of one forward
-pass are parts of one loss, and are summed. They belong to one pass if no forward pass lies between their backward
-passes, or if no model was called twice (a backbone and a head per task may be separate models). A loop that calls
-`model.forward` shows no forward pass: there a backward pass that frees its graph is the last one of its forward pass.
+the number of passes, the step's loss is the sum of the losses, else their mean. The autograd graph shows each loss's
+factor. The loop divides if the factors add up to at most 1, or if each is at most 1 / number of passes.
 
-Passes with different weights, as in sharpness-aware minimization and line searches, are not micro-batches: a NaN
-gradient in the first pass makes the weights NaN for the second, and with them its loss. So the first loss and the
-largest weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`). The step's loss is the first one, computed
-with the weights before the update, which these optimizers return. A NaN or Inf in a later pass replaces it.
+Several losses of one forward pass are parts of one loss and are summed. Losses belong to one pass if no forward pass
+lies between their backward passes, or if no model was called twice (a backbone and a head per task may be separate
+models). A loop that calls `model.forward` shows no forward pass. There, a backward pass that frees its graph is the
+last of its forward pass.
 
-Losses that an optimizer other than the leader has used (a discriminator's, or that of an architecture on a second
-loader) count only if the step has no other loss. A NaN or Inf among them makes the step's loss NaN.
+Passes with different weights, as in sharpness-aware minimization and line searches, are not micro-batches. The step's
+loss is the first loss, computed with the weights before the update and returned by these optimizers. A NaN gradient in
+the first pass makes the second pass's weights and loss NaN. So the first loss and the largest weight of the
+last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`). A NaN or Inf in a later pass makes the step's loss NaN.
 
-A value that the loop logs takes precedence. The measured one is kept too (`local_loss`, and the series
+Losses that an optimizer other than the leader has used (a discriminator's, or an architecture's on a second loader)
+count only if the step has no other loss. A NaN or Inf among them makes the step's loss NaN.
+
+A value that the loop logs takes precedence. The measured value is kept too (`local_loss`, and the series
 `MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
 """
 

@@ -6,15 +6,15 @@
     copies.promote(step)                    # steps up to here were healthy
     values = copies.restore(before_step=40)  # newest vetted copy taken before step 40; None if there is none
     copy = copies.lend(values)              # a copy of the current state, for a save in the background
-    copies.adopt(survivor)                  # after a restart: what the killed process left
+    copies.adopt(survivor)                  # after a restart: load the copy that the killed process left
 
-All ranks take, promote and restore their copies at the same steps, so they do not have to agree on anything. A copy is
-vetted once `healthy_steps` healthy steps have followed it. There are just enough copies that one is always vetted, and
-one more while a save reads an old copy.
+All ranks take, promote and restore their copies at the same steps, so they need no agreement. A copy is vetted once
+`healthy_steps` healthy steps have followed it. There are just enough copies that one is always vetted, and one more
+while a save reads an old copy.
 
-A launcher restarts all ranks of a node when one of them dies, so a copy in another process of the node would be lost,
-too. Copies are therefore in the node's shared memory, which outlives processes, or in private memory if there is no
-space. With several nodes each copy has a duplicate in another node's shared memory
+A launcher restarts all ranks of a node when one of them dies, so a copy in another process of the node would be lost.
+Therefore copies are in the node's shared memory, which outlives processes. If shared memory has no space, they are in
+private memory. With several nodes each copy has a duplicate in another node's shared memory
 (`trainer.checkpoint.memory_tier.peers`).
 """
 
