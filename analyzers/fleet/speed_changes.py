@@ -4,19 +4,18 @@
         configuration.status                      # slower | faster | no_change | too_few_runs
         configuration.changes[-1].versions        # {"torch": ("2.12.0", "2.13.0")}
 
-1. Runs of one configuration are ordered by start, and each run's speed is replaced by its rank among them, so that one
-   run on a bad host counts as one run, however slow it was.
-2. The statistic is the largest difference of mean ranks before and after a split, over all splits with at least
-   three runs on each side. Each difference is in units of its standard deviation under a random order (Pettitt, 1979,
-   with splits weighted equally). If no split passes, the same statistic of a stretch of runs against all others finds
-   temporary changes (circular binary segmentation: Olshen et al., 2004). Each of the two tests gets half of the
-   permitted error probability.
+1. Runs of one configuration are ordered by start. Each run's speed is replaced by its rank among the speeds, so that a
+   run on a bad host counts once, however slow it was.
+2. The statistic is the largest difference of mean ranks before and after a split with at least three runs on each side.
+   Differences are in units of their standard deviation under a random order (Pettitt, 1979, with splits weighted
+   equally). If no split passes, a second test finds temporary changes: it compares a stretch of runs with all others
+   (circular binary segmentation: Olshen et al., 2004). Each test gets half of the permitted error probability.
 3. The p-value is the share of random orders of the same runs with as large a statistic. It is valid for small samples
-   and assumes nothing about how speeds vary. With so few runs that even a perfect separation could not pass, there is
-   no verdict (`too_few_runs`). A single configuration needs twelve runs.
+   and assumes nothing about how speeds vary. If even a perfect separation of so few runs could not pass, there is no
+   verdict (`too_few_runs`). A single configuration needs twelve runs.
 4. The limit is shared by all configurations tested (Bonferroni).
 5. The parts before and after a change are searched again by the same rules. Finally, a change is kept only if the runs
-   between it and its neighbouring changes differ by the same test and by `SHARED.min_change_ratio`.
+   on its two sides, up to the neighbouring changes, differ in a test by random orders and by `SHARED.min_change_ratio`.
 """
 
 from __future__ import annotations

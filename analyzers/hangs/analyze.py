@@ -1,17 +1,17 @@
 """Find hangs, in which no rank makes progress: the rank that the others wait for, and the call in which they wait.
 
-Live and post-mortem analysis share one function. With `now_ns` it measures the silence until now, without `now_ns` the
-silence until the first death (a kill by `watch`, a timeout of the other ranks, the end of the launcher).
+Live and post-mortem analysis share one function. With `now_ns`, the silence is measured until now. Otherwise it is
+measured until the first death (a kill by `watch`, a timeout of the other ranks, the launcher's end).
 
 1. `run.live.stall_limits` decides whether the silence is longer than this run's limit in this phase.
 2. `culprits` separates culprits from waiting ranks, by sequence numbers and calls in flight.
-3. A mismatch of operation, type or size is reported even without silence if a rank aborted in the call, as gloo does,
-   or if the records end without a reason. A stopped process is also reported if the records end without a reason.
+3. Two faults are reported even without silence if the records end without a reason: a stopped process, and a mismatch
+   of operation, type or size. A mismatch is also reported if a rank aborted in the call, as gloo does.
 4. `device_evidence` adds what the culprits' devices and hosts recorded, and names the link on which a call is stuck.
 5. `stacks` groups the stacks of all ranks. Ranks whose stacks differ from those of their peers come first.
-6. Ranks that died are left to `deaths`: in a hang, processes are alive and make no progress. While the run is live,
-   the launcher handles deaths. The exception is a lost node: ranks that still wait for it hang, even if others have
-   died because of it.
+6. `deaths` reports ranks that died: in a hang, processes are alive and make no progress. While the run is live, the
+   launcher handles deaths. A lost node is the exception: ranks that still wait for it hang, even if others have died
+   because of it.
 """
 
 from __future__ import annotations

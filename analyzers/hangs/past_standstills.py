@@ -1,14 +1,14 @@
 """Standstills that ended: steps in which a rank made no progress for longer than the hang limit, then continued.
 
 1. A rank's own time in a step excludes waiting in collectives, waiting for a core, checkpoints and evaluation (these
-   have separate limits). The step is a standstill if this time exceeds `StallPolicy.floor_s`, `step_factor` median
-   steps, and twice the rank's longest recent step. An attempt's first step, which compiles and warms up, does not
-   count. Nor does a step that ended only because its run was interrupted during a hang, which `hangs` reports, or
-   because an exception ended the rank after the update, which `deaths` reports.
-2. Other ranks must have waited for the rank in collectives meanwhile: in the same step, or in the next one if it
-   stalled between two steps. If no rank waited, the standstill is reported only if `watch` had seen a hang.
-3. The place is the phase or gap that took most of the time. If the compiler was running for most of the time, the place
-   is the compiler, with the failed guard. The cause and stacks that `watch` reported at the time are added.
+   have separate limits). The step is a standstill if this time exceeds all of `StallPolicy.floor_s`, `step_factor`
+   median steps, and twice the rank's longest own time in recent steps. An attempt's first step is not judged, because
+   it compiles and warms up. Two ends of a step are not standstills: an interruption during a hang (see `hangs`), and an
+   exception that ended the rank after the update (see `deaths`).
+2. Other ranks must have waited for the rank in collectives in the same step, or in the next one if the rank stalled
+   between two steps. If no rank waited, the standstill is reported only if `watch` had seen a hang.
+3. The place is the phase or gap that took most of the time. If the compiler ran for most of the time, the place is the
+   compiler, with the failed guard. The cause and stacks that `watch` reported at the time are added.
 
 Jobs on several GPUs are not judged: waits for other ranks happen on the devices, where the hosts do not see them.
 """

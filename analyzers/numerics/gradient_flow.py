@@ -1,19 +1,18 @@
 """Gradients that vanish or explode from the output to the input, in single blocks, or in the whole model.
 
-1. Norm of a block in a sampled step: the root of the sum of squares over its parameters, largest over the ranks (each
-   rank has its own shards, and shards of one block are similar).
-2. `wrong_blocks` finds the wrong blocks of one step and how they are wrong (the finding's cause): `zero`, no gradient
-   at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the slope
-   is the median of the slopes between all pairs of blocks, so that a single deviating block does not change it);
-   `layer`, the norm differs from that of the median block, or from the trend if there is one, by `factor`. If several
-   consecutive blocks next to the output are that far above all others, the gradient has not exploded there, but
-   vanished in the others.
-3. A block is reported after `min_times` consecutive samples, the newest included, because a single step may be unusual.
-4. `whole`: in the newest `min_times` samples or more, the norm of all gradients and the norm of the median block both
-   exceed their largest value in the first quarter of the run by `trend_factor`.
+1. Norm of a block in a sampled step: the root of the sum of squares over its parameters. A parameter's norm is the
+   largest over the ranks: each rank has its own shard, and shards of one block are similar.
+2. `wrong_blocks` finds the wrong blocks of one step, and the finding's cause. `zero`: no gradient at all. `trend`: the
+   norm changes from block to block towards the input, by `trend_factor` over the depth. The slope is the median over
+   all pairs of blocks, so that one deviating block does not change it. `layer`: the norm differs by `factor` from the
+   median block, or from the trend if there is one. If several consecutive blocks next to the output are `factor` times
+   above all others, the gradient has vanished in the others, not exploded in these.
+3. A block is reported after `min_times` consecutive samples up to the newest, because a single step may be unusual.
+4. `whole`: the norm of all gradients and the norm of the median block both exceed their largest value in the first
+   quarter of the run by `trend_factor`, in at least the newest `min_times` samples.
 
-Blocks are the names up to their number (`blocks.3`); a model without numbered blocks is not judged. Embedding and head
-are not blocks: their norms have no peers.
+A block is a name up to its number (`blocks.3`). A model without numbered blocks is not judged. Embedding and head are
+not blocks: their norms have no peers.
 """
 
 from __future__ import annotations

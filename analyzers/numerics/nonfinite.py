@@ -1,23 +1,23 @@
 """Non-finite values: the rank, parameter and phase that produced the first NaN or Inf, and the response to it.
 
-1. Bad steps are those whose loss, local loss, gradient norm or gradient count is not finite. Consecutive bad steps are
-   one episode: its first step is explained, the others are consequences.
-2. A reduction hands a NaN to every member, so each input is flagged before it is reduced. The earliest flagged
-   collective of the step names the ranks whose input was already bad. Its time is measured from the start of the step
-   on each rank, so that no clocks are compared. Later flags are consequences of that result.
-3. Without flags, ranks whose own loss is not finite are named; without such ranks, none is named (`suspect`). Members
-   of a tensor-parallel group have the same loss, so only the group can be named. The loss of a pass whose weights broke
-   within the step (sharpness-aware minimization) is a consequence, too.
-4. Phase: forward if a named rank's own loss was not finite; reduction if every gradient was finite before its reduction
-   and the result is not (then the first flags, if any, are those of the norm); else backward.
-5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in
-   the model's order was first. Sharded gradients are checked on all ranks: the bad element lies in one shard.
-6. If the step was replayed (`analyzers.numerics.replay_result`), the result is stronger evidence than all of the above:
-   whether the fault was reproduced, and in which operation. It also names ranks if nothing else does. In a replay each
-   rank checks its own operations, so a value that no rank produced was produced by a reduction.
+1. A step is bad if its loss, local loss or gradient norm is not finite, or if it has non-finite gradients. Consecutive
+   bad steps are one episode. Its first step is explained; the others are consequences.
+2. A reduction passes a NaN to every member, so each input is checked and flagged before the reduction. The earliest
+   flagged collective of the step names the ranks whose input was already bad. Later flags are consequences of that
+   collective. Times count from each rank's start of the step, so no clocks are compared.
+3. Without flags, ranks with a non-finite local loss are named, else ranks with a non-finite gradient of their own, else
+   none (`suspect`). Members of a tensor-parallel group have the same loss, so only the group can be named. If the
+   weights broke within the step (sharpness-aware minimization), the loss of the next pass is a consequence, too.
+4. Phase: forward if the local loss of a named rank was not finite. Reduction if every gradient was finite before its
+   reduction but the result is not; any first flags are then those of the norm. Otherwise backward.
+5. Parameter: backward runs from the loss to the input, so the last non-finite parameter in the model's order was first.
+   Sharded gradients are checked on all ranks: the bad element lies in one shard.
+6. A replay of the step (`analyzers.numerics.replay_result`) is stronger evidence than the rules above. It tells whether
+   the fault was reproduced, and in which operation. It also names ranks if nothing else does. Each rank checks its own
+   operations, so a value that no rank produced came from a reduction.
 
-On a live run, a step of the newest attempt is judged once all ranks have finished it: by then the response to it is
-recorded, and records of one rank may be in the store before those of another.
+In a live run, a step of the newest attempt is judged once all ranks have finished it. Before that, the response may not
+be recorded, and records of some ranks may be missing from the store.
 """
 
 from __future__ import annotations

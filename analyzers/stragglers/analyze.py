@@ -3,17 +3,17 @@
     for finding in stragglers(store, Scope()):
         finding.ranks, finding.cause, finding.first_step, finding.evidence["pattern"]
 
-1. `peer_comparison` finds ranks that are persistently slower than their peers, in computing, in data or between phases;
-   if no other rank has the same work, `past_comparison` finds ranks that became slower than they were.
-2. `corroboration` compares CPU time, waits for a core, garbage collections and tokens: if another process took the
-   rank's core (`host`) or its sequences are longer (`sequence_length`), its device is not slow. `device_comparison`
-   reads its GPU: a clock below those of its peers is the cause (`gpu_clock`). If the rank computes more, `onset` finds
-   the first slow step from its CPU time.
+1. `peer_comparison` finds ranks that are persistently slower than their peers, in computing, in data or between phases.
+   If no other rank has the same work, `past_comparison` finds ranks that became slower than they were.
+2. `corroboration` compares CPU time, waits for a core, garbage collections and tokens. A rank's device is not slow if
+   another process took its core (`host`) or its sequences are longer (`sequence_length`). `device_comparison` reads the
+   GPU: a clock below its peers' is the cause (`gpu_clock`). If the rank computes more, `onset` finds the first slow
+   step from its CPU time.
 3. `suspects` joins ranks of one node and ranks that are slow in turn, and names the pattern in time.
-4. `slow_link_findings` reports persistently slow transfers of a group, which point to a link or a rank, unless one of
-   the group's ranks is slow at the same time for a cause that explains them.
+4. `slow_link_findings` reports persistently slow transfers of a group, which point to a link or a rank. They are not
+   reported if a rank of the group is slow at the same time for a cause that explains them.
 5. Evidence: excess per phase, how often the rank arrived last in its collectives, and how long step and run would be
-   without it (`cost`).
+   without the rank (`cost`).
 """
 
 from __future__ import annotations

@@ -4,21 +4,20 @@
     verdict = detector.observe(step=40, loss=5.9, grad_norm=31.0)
     if verdict.is_spike: ...               # the same on every rank that feeds it the same reduced values
 
-The detector is plain Python over a short history, so that a rank can call it each step: 5 us, or 30 us for a loss that
-rises.
+The detector is plain Python over a short history. A call in each step takes 5 us, or 30 us if the loss rises.
 
-1. Values that are not finite, or are part of a spike, never enter the history. The history holds logarithms; if many
-   losses are zero or negative, `signed_loss` replaces steps 2 to 4 and judges differences.
-2. level = median of the newest `LEVEL_WINDOW` clean logarithms; residual = log(value) - level. The level follows the
-   descent of a young run; if it lags behind, the test only becomes more conservative.
-3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
-   the noise of the very statistic that is tested, trend included. z = (residual - center) / scale.
-4. A step is a spike in any of these cases: its rise is huge; z and rise are both large and the gradient norm does not
-   contradict; both are moderate and the gradient norm is raised too; the rise is large and the gradient norm is many
-   times its level, for which a small z suffices. A high gradient norm without a rise of the loss is no spike; it is
-   common in warm-up and with clipping. The rise must also be at least a share of the total descent of the loss so far,
-   because near zero the logarithm of a loss jumps with each hard sample.
-5. After `relearn_after` spike steps in a row the history is rebuilt from them: the data has changed, or nobody reacts.
+1. Non-finite values and spikes never enter the history, which holds logarithms. A loss that is zero or negative, and
+   every loss if many are, is judged by differences instead of rules 2 to 4 (`signed_loss`).
+2. level = median of the newest `LEVEL_WINDOW` clean logarithms; residual = log(value) - level. Early in a run the level
+   follows the falling loss. If the level lags behind, the test only becomes more conservative.
+3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor). Both
+   describe the tested residuals, trend included. z = (residual - center) / scale.
+4. A step is a spike in three cases. (a) z and rise are both large. If the gradient norm is ordinary, the rise must be
+   huge, or follow another such rise. (b) z and rise are moderate, and the gradient norm is raised too. (c) The rise is
+   large and the gradient norm is many times its level; a small z is enough. A high gradient norm without a rise of the
+   loss is no spike; it is common in warm-up and with clipping. The rise must also be at least a share of the total fall
+   of the loss so far, because near zero the logarithm of a loss jumps with each hard sample.
+5. After `relearn_after` consecutive spikes the history is rebuilt from them: the data has changed, or nobody reacts.
 """
 
 from __future__ import annotations

@@ -8,21 +8,21 @@
 Two comparisons are made for each state that is due:
 
 * Replicas. The ranks of a replica group (DDP, HSDP's replicas, tensors that all tensor-parallel ranks hold whole) must
-  hold the same bits. Each rank's vote is its checksum times a coefficient, and the coefficients of a group add up to
-  zero. The sum over all ranks is therefore zero if all replicas agree. This holds for any set of groups, so a single
-  number in the step's reduction is enough. A difference stays unnoticed with probability 2^-31.
-* The chain. State held by fewer than three ranks (a shard has no replica, two replicas have no majority) is read after
-  the optimizer's step and again before the next one: nothing may write in between.
+  hold the same bits. A rank's vote is its checksum times a coefficient. The coefficients of a group add up to zero, so
+  all votes add up to zero if all replicas agree. This holds for any set of groups, so one number in the step's
+  reduction is enough. A difference stays unnoticed with probability 2^-31.
+* The chain. State held by fewer than three ranks is read after the optimizer's step and again before the next one.
+  Nothing may write to the state in between. (A shard has no replica, and two replicas have no majority.)
 
 If there is a mismatch, the ranks exchange checksums by tensor, and `analyzers.corruption.replicas.judge` names rank and
 tensor.
 
 Not detected:
 
-* a bit flip in a shard without a replica, in a state that is not due (`probes.chain_interval = 1` makes all of them
+* a bit flip in a shard without a replica, if the state is not due (with `probes.chain_interval = 1` every state is
   due),
 * a wrong result inside the optimizer's step,
-* wrong gradients before their reduction, which reach all replicas (`trainer.guard.recompute_check` checks those),
+* wrong gradients before their reduction, which reach all replicas (`trainer.guard.recompute_check` checks gradients),
 * constants such as the rotary tables.
 
 On a GPU the second reading is judged one step later, so that reading the checksums does not synchronise the device.

@@ -4,14 +4,14 @@
     roots = [death for death in deaths if not death.collateral]
 
 1. Deaths are gathered from the launcher (`rank_exit`), the rank itself (`exception`) and `watch` (`rank_state` dead).
-2. An exception is collateral only if the facts allow it: it was raised by a process group's backend or its store, and
-   it reports a lost connection or peer. Its type is the strongest evidence (a backend raises RuntimeError or an error
-   of torch.distributed, never ConnectionResetError), then the source file that the backend names in its message, then
-   the innermost frame of the traceback and whether the rank was inside a collective. Of a chain of exceptions the
-   original one is judged.
+2. An exception is collateral only if a process group's backend or its store raised it, and it reports a lost connection
+   or peer. The exception's type is the strongest evidence: a backend raises RuntimeError or an error of
+   torch.distributed, never ConnectionResetError. Next are the source file that the message names, the innermost frame,
+   and whether the rank was inside a collective. In a chain of exceptions, the last one or its explicit cause is judged.
+   After another rank's death, all are judged.
 3. An error inside a collective after another rank's death is collateral, whatever its message, unless another rank
    raised the same error.
-4. SIGABRT of a rank with calls on its device is collateral if another rank had died of something else before: NCCL's
+4. SIGABRT of a rank with calls on its device is collateral if another rank had already died of something else: NCCL's
    watchdog aborts when a peer is gone.
 5. An end without an error is collateral if any other rank has a cause, if the launcher stopped the rank, or if all
    ranks ended in this way. An end by SIGTERM is also collateral, since another process sent it.

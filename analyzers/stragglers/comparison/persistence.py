@@ -6,12 +6,13 @@
 1. Medians over blocks of 5 observations remove single jitters (a garbage collection, a page-out).
 2. The noise of a block is estimated from differences of neighbouring blocks, over all ranks, so that a lasting slowdown
    does not count as noise.
-3. Outlier blocks form runs. The median excess of a run must exceed the smallest effect of interest, k times the noise
-   (k grows with the number of places tried), and the spread of the peers in the same observations; and most of its
-   single observations must agree. If a run that contains single normal blocks fails, its uninterrupted parts are tried.
-4. Its start and end are the observations that maximise the sum of (excess - half the effect).
-5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show, and with blocks of three if at most
-   every second step is observed, because then few observations already span many steps.
+3. Consecutive outlier blocks form a run. The run's median excess must exceed the smallest effect of interest, and k
+   times the noise combined with the spread of the peers in the same observations (k grows with the number of places
+   tried). Most of the run's single observations must agree. If a run that contains single normal blocks fails, its
+   uninterrupted parts are tried.
+4. The run's start and end are the observations that maximise the sum of (excess - half the effect).
+5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show. If at most every second step is
+   observed, also use blocks of three, as few observations then span many steps.
 6. Precedent: the excess must be well above that of any rank in any other window of the same length. Lasting noise
    (another job on a shared machine) is not part of a block's noise, but has precedents.
 """

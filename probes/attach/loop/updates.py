@@ -1,33 +1,34 @@
-"""Decide which update ends a step of a loop, with one optimizer, several with a loss each, or none (by hand).
+"""Decide which update ends a step of a loop with one optimizer, several optimizers with a loss each, or no optimizer.
 
     updates.backward_ended(models)                      # models whose optimizer is unknown
     leader = updates.step_begins(optimizer, leader)     # the optimizer whose step ends the loop's step
     updates.enter_step(optimizer, is_inside=False)      # False if it steps inside another optimizer's step
     updates.was_by_hand(model)      # True if `model` was updated, or lost its gradients, without an optimizer
 
-Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size
-measures progress; an event records this (`analyzers.numerics.policy_loss`). A loop without a torch optimizer, which
-subtracts gradients itself or has its own class (Keras), ends its steps where its parameters have changed. A change
-through `parameter.data` cannot be detected: there the step ends where gradients are cleared or zeroed.
+Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size measures
+progress. An event records this (`analyzers.numerics.policy_loss`). A loop without a torch optimizer, which subtracts
+gradients itself or has its own class (Keras), ends its steps where its parameters have changed. A change through
+`parameter.data` cannot be detected: there the step ends where gradients are cleared or zeroed.
 
-The *leader* is the optimizer whose step ends the loop's step. A process may train several times, as in a sweep or
-cross-validation, each time with a new optimizer. Another optimizer becomes the leader
+The *leader* is the optimizer whose step ends the loop's step. A sweep or cross-validation trains several times in a
+process, each time with a new optimizer. Another optimizer becomes the leader
 
-1. at its first update, if it shares a parameter with the leader, if the leader has made `TAKES_OVER` updates with no
-   other between them, or if the leader and all others that stepped have been deleted (in federated learning each client
-   has a copy of the model and a new optimizer);
-2. at its next update, if it and the current leader have each made `TAKES_OVER` updates alone (a fold of a
+1. at its first update, if it shares a parameter with the leader, if the newest `TAKES_OVER` updates are all the
+   leader's, or if the leader and all others that stepped have been deleted (in federated learning each client has a
+   copy of the model and a new optimizer);
+2. at a later update, if this optimizer and the leader have each made `TAKES_OVER` updates in a row (a fold of a
    cross-validation in its second epoch);
-3. otherwise after `TAKES_OVER` updates without one by the leader.
+3. otherwise, once it has made `TAKES_OVER` updates since the leader's last one.
 
-If the former leader steps again within `TAKES_OVER` updates, it becomes the leader again: a discriminator may join its
-generator late. If the two share no parameter, another model is trained; an event records this, because the losses
-before and after it are not one series. Optimizers that have stepped after one backward pass are *partners* (Muon for
-matrices, AdamW for the others): they train one model, and the first of them to step after a pass is the leader.
+If the former leader steps before the new leader has made `TAKES_OVER` updates in a row, the former leader leads again:
+a discriminator may join its generator late. If the old and the new leader share no parameter, another model is trained.
+An event records this, because the losses of the two models are not one series. Optimizers that step after the same
+backward pass are *partners* (Muon for matrices, AdamW for the rest): they train one model, and the first to step after
+a pass leads.
 
 In the first iteration it is unknown which optimizers will step. If the first step begins with the fetch of a batch, and
-an optimizer of other parameters exists, the step lasts until the next fetch, and the last one to step after a separate
-backward pass becomes the leader: an update of a generator and one of its discriminator are then one iteration.
+an optimizer of other parameters exists, the step lasts until the next fetch. The last optimizer to step after a
+separate backward pass then leads: a generator's and its discriminator's update are one iteration.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@
     kept.recomputed       # bytes of a recomputed block: its input, with `selective` also the results of its matmuls
 
 The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h bytes per token and layer for GPT in 16
-bits, without attention's square) for this trainer's layer: RMSNorm, grouped queries, SwiGLU, no bias, and attention
-that keeps its output and the log-sum-exp of each row instead of the square. Under context parallelism, except in a
-ring, it also keeps the mask, and the keys and values of the whole sequence. A chunked loss keeps the hidden states,
+bits, without attention's square). This trainer's layer has RMSNorm, grouped queries, SwiGLU and no bias. Its attention
+keeps the output and the log-sum-exp of each row instead of the square. Under context parallelism, except in a ring,
+attention also keeps the mask, and the keys and values of the whole sequence. A chunked loss keeps the hidden states,
 their gradient, and for a moment the logits of a chunk. Experts keep inputs, hidden activations and outputs for each row
-that they receive. All experts are assumed to receive the same number of rows, and each tensor-parallel rank sends the
-rows of its part of the tokens. On a CPU, torch composes RMSNorm from several operations and copies the result of
-attention once more; on a GPU it does neither. A test compares the count for a CPU with torch's allocator.
+that they receive. All experts are assumed to receive the same number of rows. Each tensor-parallel rank sends the rows
+of its part of the tokens. On a CPU, torch composes RMSNorm from several operations and copies the result of attention
+once more; on a GPU it does neither. A test compares the count for a CPU with torch's allocator.
 """
 
 from __future__ import annotations
