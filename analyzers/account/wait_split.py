@@ -4,19 +4,19 @@
     split.late_ratio[(0, 3)]       # share of rank 3's waits in attempt 0 that was for a late rank
     split.idle_ns[(0, 3)]          # idle time per step in its pipeline, nanoseconds
 
-All members leave a collective together, so the member with the shortest time in it came last, and its time is the
-transfer. Another member that was blocked for longer waited for the late one:
-`late = max(0, wait - shortest time of a member)`, the rest is *exposed communication*. Only durations are used.
+All members leave a collective together. The member with the shortest time in the collective came last, and this time
+is the transfer. A member that was blocked for longer waited for the late member:
+`late = max(0, wait - shortest time of a member)`. The rest is *exposed communication*. Only durations are used.
 
-If no collectives were recorded, the shortest wait of any rank in a step counts as the transfer of that step. This is
-coarser, because all groups are taken together. In long runs only every k-th step is read.
+If no collectives were recorded, the shortest wait of any rank in a step counts as the step's transfer. This is coarser,
+because all groups are taken together. In long runs only every k-th step is read.
 
-If the records of some nodes are missing, the late rank may be on one of them, so nothing is split.
+If the records of some nodes are missing, nothing is split, because the late rank may be on a missing node.
 
-The steps of ranks on GPUs without device timestamps record no waits. Calls give shares of the step time instead
-(`device_shares`): with communication in flight, and a lower bound of the waiting in it. In the rest of the step the
-device computed or was idle, which counts as own time in an unknown phase. Time with communication in flight, hidden or
-not, is not divided further.
+On GPUs without device timestamps, steps record no waits. Calls give shares of the step time instead (`device_shares`):
+the time with communication in flight, and a lower bound of the waiting in it. In the rest of the step the device
+computed or was idle. The rest counts as own time in an unknown phase. Time with communication in flight is not
+divided into hidden and exposed.
 """
 
 from __future__ import annotations

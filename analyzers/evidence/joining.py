@@ -3,18 +3,18 @@
     findings = join({"log": [...], "flight_recorder": [...], "kineto": [...]})
     findings = join_recorded(of_runs, of_files)     # findings of recorded runs, and of the logs of their ranks
 
-1. A cause that the logs prove explains the hang that the dumps show, if both name the same ranks, or the dumps name
-   none: one finding, with the call of the dumps and the lines of the logs.
-2. A rank that the dumps name takes precedence over a line without a rank. If the line is an error of the device that
-   the dumps show as stuck, they are joined; any other error is a separate suspicion.
+1. A cause that the logs prove explains the hang that the dumps show if both name a common rank, or if the dumps name
+   no rank. The joined finding has the call of the dumps and the lines of the logs.
+2. A rank that the dumps name takes precedence over a log line without a rank. A device error is joined with dumps that
+   show a stuck device. Any other error is a separate suspicion.
 3. A hang that the dumps prove replaces a suspicion from the logs, and takes over the lines of the logs.
-4. If the logs prove how a rank ended that left no dump, the remark that its dump is missing is dropped.
-5. Stacks of the processes are evidence of the hang that dumps or logs show; alone they are a suspicion.
-6. If a recorded run lost a rank and a log says how that rank ended, the run's finding stays. It gets the lines of the
-   log and what only a log has, such as the text of an assertion in a kernel.
-7. If a run recorded a hang that a log or dumps show too, the run's finding stays, and the other one becomes its
-   evidence. The other one must name one of the same ranks, or be only a suspicion.
-8. If the rows of a plug-in and the logs show the same, only the finding of the logs is reported.
+4. If the logs prove how a rank ended, the remark that this rank's dump is missing is dropped.
+5. Stacks of the processes are evidence of a hang that dumps or logs show. Stacks alone are a suspicion.
+6. If a recorded run lost a rank and a log says how that rank ended, the run's finding stays. The finding gets the lines
+   of the log and facts that only a log has, such as the text of an assertion in a kernel.
+7. If a run recorded a hang that a log or dumps show too, the run's finding stays, and the other finding becomes its
+   evidence. The other finding must name one of the same ranks, or be only a suspicion.
+8. If a plug-in's rows and the logs show the same event, only the finding of the logs is reported.
 """
 
 from __future__ import annotations

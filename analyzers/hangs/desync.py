@@ -3,20 +3,22 @@
     findings = desynced(store, Scope())       # kind desync, causes skipped and extra
 
 A group's calls are paired by their sequence number. If wrongly paired calls have the same operation and size, the job
-continues, and ranks reduce gradients of different steps with each other.
+continues, and ranks reduce gradients of different steps together.
 
-1. Ranks that run the same program agree on the sequence number of their first call in each step, or differ by the same
+1. In ranks that run the same program, the sequence numbers of a step's first calls are equal, or differ by the same
    amount in all steps.
 2. If a rank's difference from the other ranks changes at some step and never changes back, the rank made more or fewer
-   calls than the others between this step and the next step that all of them recorded.
+   calls than the others between the last common step before the change and the first after it.
 3. The smaller side is named. If both sides are equally large, the side that never made this number of calls in an
-   earlier step is named. If this does not decide, both are suspects.
-4. These are not judged: steps next to missing numbers on the tape; calls of background threads, which belong to no step
-   (for the NCCL plugin, which records no thread, a call belongs to the step of its launch); a step whose phases match
-   neither the other ranks nor the previous step, because it may have been counted twice or not at all; ranks whose
-   later calls match in operation and size by sequence number, but not by position in the step.
+   earlier step is named. If neither criterion decides, both sides are suspects.
+4. These are not judged:
+   - Steps next to missing sequence numbers on the tape.
+   - Groups with calls of background threads: such calls belong to no step. (The NCCL plugin records no thread; its
+     calls belong to the step of their launch.)
+   - Steps with phases unlike the other ranks' and the previous step's: the step may be counted twice or not at all.
+   - Ranks whose later calls match in operation and size by sequence number, but not by position in the step.
 
-A hang in the very next call is judged by `culprits`.
+`culprits` judges a hang in the very next call.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
     graph = load_graph(source, attempt=0, first_step=60, last_step=120)
     graph.basis, graph.error_ratio       # "calls", 0.01: replayed as it ran, it deviates by 1 % from the measurement
 
-1. A rank's calls, in the order in which it made them, cut its step into pieces of work. If a call made the rank wait,
-   the wait ended with the call; the time between waits is own work.
-2. The shortest time of a member in a collective is the transfer: that member came last. The transfer of a message
+1. A rank's calls, in order, cut the rank's step into pieces of work. If a call made the rank wait, the wait ended with
+   the call. Time between waits is own work.
+2. The member with the shortest time in a collective came last, and this time is the transfer. The transfer of a message
    begins when the later side has posted it.
-3. Consecutive steps are replayed together, so that a rank that ends one step late is also late in the next.
-4. The calls' waits must add up to those of the steps, and the graph is replayed as it ran. If that does not reproduce
-   the measured time (records were dropped, or the device waited and not the host), only the steps are used: each rank's
-   own time, and one synchronisation per step.
-5. Time in which no recorded work ran (between steps, or unaccounted time within a step) is *launch delay*: kept as
-   measured, and zero in the ideal.
+3. Consecutive steps are replayed together, so a rank that ends one step late is also late in the next.
+4. The waits of the calls must add up to the waits of the steps, and a replay of the graph as it ran must reproduce the
+   measured time. If either check fails (records were dropped, or the device waited and not the host), the graph has
+   only each rank's own time and one synchronisation per step.
+5. Time in which no recorded work ran (between steps, or unaccounted time within a step) is *launch delay*. It is kept
+   as measured, and zero in the ideal.
 
 Only durations within one rank are used. The clocks of different ranks are never compared.
 """

@@ -1,23 +1,22 @@
-"""The guard: judges every step from reduced values, and decides the response to a bad one.
+"""The guard judges every step from reduced values, and decides the response to a bad step.
 
     guard = Guard(ledger, max_rollbacks=8)
     verdict = guard.judge(step, loss, grad_norm)           # the same on every rank
     if not verdict.healthy: decision = guard.decide(verdict, batch_index)
 
-A bad step is never taken. An incident ends once `quiet_steps` steps beyond the failing one have been taken. The
+A bad step is never taken. An incident ends once `quiet_steps` steps after the failing step have been taken. The
 response depends on the number of failures in the incident:
 
-* Any failure, if the step had not failed before and its replay was healthy: the last good state is restored, and the
-  batch is trained again.
-* First to third failure otherwise: the batch is skipped, and the last good state restored, if there is one.
-* Fourth and fifth failure: the same with a window of batches before it, and a lower learning rate for a while.
-* After that, or when the run's budget of rollbacks is spent: stop, with a report.
+* If the step fails for the first time and its replay is healthy: restore the last good state and train the batch again.
+* Otherwise, at failures one to three: skip the batch and restore the last good state, if there is one.
+* At failures four and five: also skip a window of earlier batches, and lower the learning rate for a while.
+* After that, or when the run's budget of rollbacks is spent: stop with a report.
 
-A corruption of the state (`trainer.guard.integrity`) is not a batch's fault: the last state that was found healthy is
-restored, no batch is skipped, and the learning rate is not lowered. It counts like any other failure. A second
-corruption on the same device ends the run, because that device must be replaced.
+A corruption of the state (`trainer.guard.integrity`) is not a batch's fault. The last state that was found healthy is
+restored. No batch is skipped, and the learning rate is not lowered. A corruption counts like any other failure. A
+second corruption on the same device ends the run, because that device must be replaced.
 
-The guard is plain arithmetic: no torch, no clock, nothing that may differ between ranks.
+The guard is plain arithmetic. It uses no torch, no clock and nothing that may differ between ranks.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     fault = parse_fault("nan_grad@step=40,rank=2")
 
-The kinds are those of `trainer.faults.catalogue`; `rankscope drill --list` prints them. `rank`: the struck rank;
-`step`: the step at (or from) which the fault strikes. Further keys that some kinds take:
+`trainer.faults.catalogue` defines the kinds; `rankscope drill --list` prints them. `rank` is the struck rank. `step` is
+the step at (or from) which the fault strikes. Some kinds take further keys:
 
 | key | meaning |
 |---|---|
@@ -15,12 +15,13 @@ The kinds are those of `trainer.faults.catalogue`; `rankscope drill --list` prin
 | where | bit_flip: parameter, optimizer or gradient; skip_restore: parameter, optimizer, rng or data |
 | tensor | the parameter whose bit is flipped, or its optimizer state, such as `<parameter>.exp_avg_sq` |
 | bit | which bit of the number is flipped: 31 is the sign, 23 to 30 the exponent (22) |
-| batch | the struck batch, if not the batch of `step` |
+| batch | the struck batch (the batch of `step`) |
 
 Numbers in parentheses are defaults.
 
-A fault fires once in a run: not again in the next attempt, nor when its step is replayed after a rollback. Faults tied
-to a batch strike whenever it is trained, so skipping the batch avoids them. `trainer.faults.inject` injects the faults.
+A fault fires once in a run: not again in the next attempt, nor when its step is replayed after a rollback. A fault
+tied to a batch strikes whenever this batch is trained, so skipping the batch avoids the fault. `trainer.faults.inject`
+injects the faults.
 """
 
 from __future__ import annotations

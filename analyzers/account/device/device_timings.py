@@ -3,24 +3,24 @@
     if has_device_calls(source, attempt=0):
         table = device_rows(source, attempt=0)      # rank, step, data, forward, ..., device, wait, duration; in ms
 
-The host of a GPU does not wait for a collective, so a step's columns hold its waiting only if the step was stamped on
-the device (`probes.device.phase_events`). NCCL's profiler plugin shows it without stamps, since the kernel of a call
-starts on each member independently and spins until the last member has entered:
+The host of a GPU does not wait for a collective, so a step's columns hold waiting only if the step was stamped on the
+device (`probes.device.phase_events`). NCCL's profiler plugin shows waiting without stamps. The kernel of a call starts
+on each member independently and spins until the last member has entered:
 
-1. Within one call the last member to enter has the shortest kernel; its duration is the transfer.
-2. The other members waited for the last one for as long as their kernels took beyond that.
-3. Calls of tensor, context, expert and pipeline parallelism block the rank, so their whole duration is waiting. So does
-   the first all-gather of a group in a step, which fetches the parameters for the first computation. A pipeline send
-   does not block, except the last of a step, when nothing is left to compute. All other calls overlap computation and
-   queue behind each other: per group and step only the longest wait counts. A wait in a call whose last member was
+1. Within one call, the last member to enter has the shortest kernel. The duration of this kernel is the transfer.
+2. Each other member waited for as long as its kernel took beyond the transfer.
+3. Calls of tensor, context, expert and pipeline parallelism block the rank, so their whole duration is waiting. A
+   group's first call in a step blocks too if it is an all-gather (of parameters for the first computation). A pipeline
+   send blocks only if it is the step's last, when nothing is left to compute. All other calls overlap computation and
+   queue behind each other, so only the longest wait per group and step counts. A wait for a last member that was
    itself queued does not count. The result is a lower bound; a profiled step gives the exact waiting.
-4. On the device a step lasts from the end of the previous step's last call to the end of this step's last call, because
-   the host enqueues whole steps ahead. Without calls in the previous step, the host's duration is used.
-5. A rank's own work is the step minus its waits. Time up to the end of a call is attributed to a phase if this call and
-   the previous one were enqueued in that phase of the same step, and to `device` otherwise.
+4. The host enqueues whole steps ahead. On the device, a step lasts from the end of the previous step's last call to the
+   end of its own last call. If the previous step has no calls, the host's duration is used.
+5. A rank's own work is the step minus its waits. The time up to the end of a call is attributed to a phase if this call
+   and the previous call were enqueued in that phase of the same step. Otherwise it counts as `device`.
 
-Loading runs on the host while the device works on the previous step. It counts as own work only as far as it made the
-rank slower than its peers; the rest is hidden.
+Loading runs on the host while the device works on the previous step. Loading counts as own work only as far as it made
+the rank slower than its peers; the rest is hidden.
 """
 
 from __future__ import annotations

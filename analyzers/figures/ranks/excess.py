@@ -3,16 +3,16 @@
     excess = load_excess(store, "own work")     # excess_over_peers(rank_step(...), Places(...)) of a run
     excess.standing_out[0]          # StandingOut(rank=182, first_step=201, value=30.1, ...)
 
-Raw values mostly show what all ranks share (a long step is long on all of them); the excess shows which rank differs.
+Raw values mostly show what all ranks share: a long step is long on all ranks. The excess shows which rank differs.
 
-1. In each step and pipeline stage the median of the ranks is subtracted. If that median is well above the noise, the
-   excess is a percentage of it, else it has the unit of the measure.
-2. The noise of a cell combines how much a rank changes from one column to the next and how far ranks differ
-   permanently. Both use medians of absolute deviations, so that a slow rank does not hide itself.
-3. Each rank gets a score: the largest mean excess of any stretch of columns, or the largest rise at any column, divided
-   by its standard error.
-4. Ranks are in mesh order. If there are more ranks than rows, a row is the mean of its ranks, or the one rank among
-   them that stands out. (The maximum per cell would only show the noise of all of them.)
+1. In each step and pipeline stage, the median of the ranks is subtracted. If the medians are well above the noise, the
+   excess is a percentage of the median. Otherwise the excess has the unit of the measure.
+2. The noise of a cell combines a rank's changes between columns and the permanent differences between ranks. Both use
+   medians of absolute deviations, so that a slow rank does not hide itself.
+3. A rank's score is its largest mean excess in any stretch of columns, or its largest rise at any column, divided by
+   the standard error.
+4. Rows are in mesh order. If there are more ranks than rows, a row shows the mean of its ranks, or the one rank that
+   stands out. (The maximum per cell would show only the noise of all its ranks.)
 """
 
 from __future__ import annotations

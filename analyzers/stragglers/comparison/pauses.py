@@ -1,18 +1,17 @@
-"""Ranks that pause again and again: most of their steps are as fast as their peers', many take several times as long.
+"""Ranks that pause again and again: most steps are as fast as their peers', but many take several times as long.
 
     segments = find_pauses(excess, PausePolicy())       # rank x observation; the same `Segment` as persistence
 
-If a cgroup limit or another job stops a process for 80 ms at arbitrary moments, some of the stops fall into times in
-which it waits for others anyway. The median of its steps then shows nothing, while all ranks wait for the remaining
-stops. So the criterion is how many observations are far off, on one rank alone:
+A cgroup limit or another job may stop a process for 80 ms at arbitrary moments. Some stops fall into times in which the
+process waits for others anyway, and all ranks wait for the other stops. The median of the process's steps shows
+nothing. The criterion is therefore how many observations of one rank alone are far off:
 
-1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise. Half of that
-   work is enough if pauses occur in most steps or in every n-th one, because noise has no rhythm. A pause may be that
-   small because a slow network hides part of a delay if the host is late by less than its lead plus the work of its
-   device.
-2. Between the first and the last pause, pauses are a good part of the observations, without a long gap. This excludes a
-   burst of another job on the machine.
-3. Hardly any other rank pauses at the same time: pauses of all ranks come from the machine.
+1. A pause is an observation whose excess is twice the peers' whole work and many times the noise. An excess of half of
+   the peers' work is enough if pauses occur in most steps, or in every n-th step, because noise has no rhythm. Pauses
+   may be that small: a slow network hides part of a delay shorter than the host's lead plus the device's work.
+2. From the first to the last pause, a good part of the observations are pauses, without a long gap. This rule excludes
+   a burst of another job on the machine.
+3. Hardly any other rank pauses at the same time. Pauses of all ranks come from the machine.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""Onset of a rank that is slow in one place, from that phase or gap alone, or between two stamped steps of a GPU.
+"""Onset of a slow rank: from the one phase or gap in which it is slow, or between two stamped steps of a GPU.
 
     slow = with_place_onset(timings, slow, peers, core_waits)      # slow.first_step: 26 instead of 41
 
-A slow rank is detected in all of its work, whose noise on a busy machine may hide the first slow steps. If one phase or
-gap holds the excess and had none before, that place gives the onset.
+A slow rank is detected in all of its work. On a busy machine, noise may hide the first slow steps. If one phase or gap
+(the place) holds the excess and had none before, this place gives the onset.
 
-1. The time in the place over the median of the peers', in ms, up to the segment's end; its level is the segment's. If
-   known, the time that the rank waited for a core longer than its peers is subtracted, because other jobs may delay a
-   rank for many steps before it computes more, or sleeps. In that case a rank that is slow everywhere is dated by all
-   of its computing.
-2. The onset is where the sum of (excess - level / 2) from there on is largest, as in `persistence`; each observation
-   counts for one level at most, and for nothing where the rank or all of its peers were not measured.
-3. This onset is used only if few observations before it reach half of the level, and if most observations from it to
-   the detected start do: then the excess has risen, and is not noise of the place.
+1. The excess is the time in the place minus the peers' median, in ms, up to the segment's end. The level is the
+   median excess in the segment. If waits for a core are known, the rank's wait beyond its peers' is subtracted: other
+   jobs may delay a rank for many steps before the rank computes more, or sleeps. In this case, a rank that is slow
+   everywhere is dated by all of its computing.
+2. The onset is the observation from which the sum of (excess - level / 2) is largest, as in `persistence`. Each
+   excess is clipped to [0, level]. An observation counts for nothing if the rank or all its peers were not measured.
+3. The onset is used only if half of the level is reached by few observations before it, and by most from it to the
+   detected start. Otherwise the excess may be noise of the place.
 
-An excess that grows reaches half of its level long after its onset: `with_growth` sets the onset to its first rise.
+A growing excess reaches half of its level long after its onset. `with_growth` sets the onset to the first rise.
 
-On GPUs, of short steps only one in N is stamped, but calls are recorded in every step. The onset lies between the last
-stamped step that was not slow and the first that was. It is the first step from which on the peers wait for the rank
-longer than the mean of their waits in these two steps (`with_unstamped_onset`).
+If a GPU's steps are short, only one in N is stamped, but calls are recorded in every step. The onset lies between the
+last stamped step that was not slow and the first slow one. It is the first step from which on the peers wait for the
+rank longer than the mean of their waits in both steps (`with_unstamped_onset`).
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@
 
 Layout of a segment `<table>.<n>.tape`: a header of 4096 bytes (magic, live counters, JSON with the record layout,
 rank, attempt and clock anchor), then `capacity` records. The last byte of a record is its state (EMPTY, OPEN,
-COMPLETE, TAKEN_BACK) and is stored last, so a reader never sees half a record. The pages belong to the kernel: a
+COMPLETE, TAKEN_BACK). The state is stored last, so a reader never sees half a record. The pages belong to the kernel: a
 writer killed by SIGKILL loses nothing that it stored.
 
-A segment's blocks are reserved before it is mapped, because storing to a sparse page on a full disk is a SIGBUS that
-would kill training; a refused reservation is counted in `TapeWriter.dropped` and tried again later.
+A segment's blocks are reserved before the segment is mapped: storing to a sparse page on a full disk raises SIGBUS,
+which would kill training. A failed reservation is retried later. `TapeWriter.dropped` counts the lost records.
 
-On x86-64 stores become visible in program order. On weaker memory models a concurrent reader may see a state before its
-record, so readers must treat the newest records of a live tape as provisional and read them again later.
+On x86-64, stores become visible in program order. On weaker memory models, a concurrent reader may see a state before
+its record. Readers must treat a live tape's newest records as provisional and read them again later.
 """
 
 from __future__ import annotations

@@ -2,18 +2,18 @@
 
     top = newest_entries(blob, unpickle)      # the first entry and the newest ones; None: read the full dump
 
-Nearly all of a ring's 2,000 entries are complete, and unpickling them takes 6 of the 8 ms per dump (4,096 ranks leave 8
-million entries). A pickle has no index, but a regular structure: each entry starts with the same key, and keys and
+Nearly all of a ring's 2,000 entries are complete. Unpickling them takes 6 of the 8 ms per dump (4,096 ranks leave 8
+million entries). A pickle has no index, but it has a regular structure. Each entry starts with the same key. Keys and
 frequent values are references to their first occurrence (`BINGET`).
 
-1. Unpickle the first entries (the head), which gives the memo index of each key and value.
-2. Find the newest entries (the tail) by searching for the start of an entry, and unpickle them with that memo.
-3. Count the entries in between without unpickling them. They must be all complete or all in flight, contain no
-   point-to-point call, belong to groups that are in the tail too, and match the record ids before and after them.
+1. Unpickle the first entries (the head). They give the memo index of each key and value.
+2. Search for the starts of the newest entries (the tail), and unpickle the tail with the memo of the head.
+3. Count the entries in between without unpickling them. They must be all complete or all in flight, be no
+   point-to-point calls, and belong to groups in the tail. Their number must match the record ids around them.
 
-Only the newest complete calls and the oldest calls in flight matter; the latter are in the head. In all other cases the
-result is None: an unfinished call among finished ones, a coalesced batch, a backend without events, a memo index that
-is not in the head, another pickler's layout.
+Only the newest complete calls and the oldest calls in flight matter; the oldest are in the head. The result is None for
+an unfinished call among finished calls, a coalesced batch, a backend without events, a memo index that is not in the
+head, or another pickler's layout.
 """
 
 from __future__ import annotations
