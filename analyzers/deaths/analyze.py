@@ -30,6 +30,7 @@ from analyzers.deaths.resume_mismatch import resume_mismatches
 from analyzers.deaths.unrecorded_attempts import unrecorded_attempts
 from analyzers.finding import Finding
 from analyzers.hangs.culprits import find_culprits
+from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, attempts, take_snapshot
 from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.ends.exceptions import frame_texts
@@ -86,7 +87,12 @@ def deaths_of_attempt(
 ) -> list[Finding]:
     """Find the lost ranks of one attempt. `restart`: sentence about the restart that followed."""
     found = _deaths(view, log, policy, is_last=is_last, now_ns=now_ns, restart=restart)
-    found = [with_thread_errors(finding, view, log) for finding in found]
+    found = [
+        with_thread_errors(one, view, log, max_age_steps=SHARED.min_steps)
+        if one.cause in ("exception", "exit")
+        else one
+        for one in found
+    ]
     return [*found, *spare_nodes_lost(view, log)]
 
 

@@ -64,9 +64,9 @@ def past_standstills(source: Source, scope: Scope, policy: StallPolicy | None = 
     policy = policy or stall_policy(scope.manifest)
     by_step: dict[tuple[int, int], list[_StalledStep]] = {}
     long_steps = _standstill_steps(source, scope, policy)
-    raised = _ranks_that_raised(source) if long_steps else {}
+    raised = _steps_of_exceptions(source) if long_steps else {}
     for one in long_steps:
-        if one.place == "after_optimizer_ns" and _only_raised(source, one, raised):
+        if one.place == "after_optimizer_ns" and _ended_by_exception(source, one, raised):
             continue
         by_step.setdefault((one.attempt, one.step), []).append(one)
     if not by_step:
@@ -109,14 +109,14 @@ def _standstill_steps(source: Source, scope: Scope, policy: StallPolicy) -> list
     return [_with_compiler(source, _StalledStep(*row)) for row in rows]
 
 
-def _ranks_that_raised(source: Source) -> dict[tuple[int, int], int]:
+def _steps_of_exceptions(source: Source) -> dict[tuple[int, int], int]:
     """The step of the exception that ended a rank, by attempt and rank."""
     events = EventLog.load(source, (event_kinds.EXCEPTION,)).of(event_kinds.EXCEPTION)
     return {(event.attempt, event.rank): event.step for event in events if event.step is not None}
 
 
-def _only_raised(source: Source, stalled: _StalledStep, raised: dict[tuple[int, int], int]) -> bool:
-    """Whether an exception ended the rank in or right after that step, before the rank began other work."""
+def _ended_by_exception(source: Source, stalled: _StalledStep, raised: dict[tuple[int, int], int]) -> bool:
+    """Return True if an exception ended the rank in or right after that step, before the rank began other work."""
     step = raised.get((stalled.attempt, stalled.rank))
     if step is None or step - stalled.step not in (0, 1):
         return False

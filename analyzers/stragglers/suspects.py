@@ -175,14 +175,14 @@ def _join_in_turn(found: Sequence[Suspect]) -> list[Suspect]:
     """Join suspects of one cause that are slow one after the other."""
     result: list[Suspect] = []
     for cause in dict.fromkeys(suspect.cause for suspect in found):
-        alike = sorted((suspect for suspect in found if suspect.cause == cause), key=lambda s: s.first_step)
-        members = [member for suspect in alike for member in suspect.members]
+        same_cause = sorted((suspect for suspect in found if suspect.cause == cause), key=lambda s: s.first_step)
+        members = [member for suspect in same_cause for member in suspect.members]
         episodes = sorted((segment.begin, segment.end) for member in members for segment in member.segments)
         is_apart = all(after[0] >= before[1] - 2 for before, after in pairwise(episodes))
-        if len(alike) < SHARED.min_times or not is_apart or any(suspect.node for suspect in alike):
-            result += alike
+        if len(same_cause) < SHARED.min_times or not is_apart or any(suspect.node for suspect in same_cause):
+            result += same_cause
         else:
-            result.append(replace(_join(alike), pattern="rotating"))
+            result.append(replace(_join(same_cause), pattern="rotating"))
     return result
 
 

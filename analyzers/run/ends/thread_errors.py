@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from analyzers.finding import Finding, evidence_of
-from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import AttemptView
 from analyzers.run.ends.exceptions import own_frame_text
 from analyzers.run.records.event_log import Event, EventLog
+from analyzers.wording import counted
 from probes.tape import event_kinds
 
 __all__ = ["check_thread_first", "with_thread_errors"]
@@ -23,22 +23,24 @@ __all__ = ["check_thread_first", "with_thread_errors"]
 MAX_TEXT = 200
 
 
-def with_thread_errors(finding: Finding, view: AttemptView, log: EventLog) -> Finding:
-    """Add the newest exception of a thread to a finding on a hang, or on ranks that an exception or exit ended.
-
-    A program may lose threads that nothing waits for. If an exception or exit ended the rank, the thread's exception is
-    therefore only added if it happened a few steps before.
+def with_thread_errors(
+    finding: Finding, view: AttemptView, log: EventLog, *, max_age_steps: int | None = None
+) -> Finding:
+    """Add the newest exception of a thread of each of the finding's ranks. `max_age_steps`: leave out exceptions that
+    happened more steps before the finding, because a program may lose threads that nothing waits for.
     """
-    if finding.kind != "hang" and finding.cause not in ("exception", "exit"):
-        return finding
     last = {event.rank: event for event in log.of(event_kinds.THREAD_EXCEPTION, attempt=view.attempt)}
-    errors = [_described(last[rank]) for rank in finding.ranks if rank in last and _may_matter(last[rank], finding)]
+    errors = [
+        _described(last[rank])
+        for rank in finding.ranks
+        if rank in last and (max_age_steps is None or _is_recent(last[rank], finding, max_age_steps))
+    ]
     if not errors:
         return finding
     first = errors[0]
     step = "" if first["step"] is None else f" at step {first['step']}"
     at = f" ({first['at']})" if first["at"] else ""
-    others = f", and {len(errors) - 1} other ranks lost a thread, too" if len(errors) > 1 else ""
+    others = f", and {counted(len(errors) - 1, 'other rank')} lost a thread, too" if len(errors) > 1 else ""
     text = f" Thread {first['thread']} of rank {first['rank']} ended{step} with {first['error']}{at}{others}."
     return replace(finding, summary=finding.summary + text, evidence={**finding.evidence, "thread_errors": errors})
 
@@ -50,10 +52,10 @@ def check_thread_first(finding: Finding) -> str:
     return f"First check {error['at']}, where thread {error['thread']} ended. " if error else ""
 
 
-def _may_matter(event: Event, finding: Finding) -> bool:
-    if finding.kind == "hang" or event.step is None or finding.first_step is None:
+def _is_recent(event: Event, finding: Finding, max_age_steps: int) -> bool:
+    if event.step is None or finding.first_step is None:
         return True
-    return 0 <= finding.first_step - event.step <= SHARED.min_steps
+    return 0 <= finding.first_step - event.step <= max_age_steps
 
 
 def _described(event: Event) -> dict[str, Any]:
