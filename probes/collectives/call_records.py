@@ -37,6 +37,7 @@ import torch
 from ..tape.format.schema import UNSET
 from ..tape_recorder import MAX_REMEMBERED, TapeRecorder
 from .caller import CallerNames
+from .done_callbacks import DoneCallbacks
 from .thread_state import keep_thread_state
 
 __all__ = ["Call", "Calls", "GroupCalls", "holds_nonfinite"]
@@ -102,6 +103,7 @@ class Calls:
         # Keyed by everything that distinguishes records: caller (frames up, instruction), bytes and other constant
         # fields.
         self._sites: dict[tuple[Any, ...], list[tuple[int, CodeType, int, tuple[int, bytes]]]] = {}
+        self.callbacks = DoneCallbacks()
         self.training_thread = get_ident()
         self._dropped: list[tuple[Call, Any]] = []
         self._backward = recorder.name("backward")
@@ -179,7 +181,7 @@ class Calls:
             keep_thread_state()
             self.finish(call, _monotonic_ns(), 0)
 
-        future.add_done_callback(completed)
+        self.callbacks.add(future, completed)
 
     def _poll_dropped(self) -> None:
         now = _monotonic_ns()

@@ -38,6 +38,7 @@ class GroupProbe:
 
     def register(self, group: Any) -> None:
         """Register a new group. All members create groups in the same order."""
+        self.calls.callbacks.release()
         self._unlabelled.append(weakref.ref(group))
         self._groups.append(weakref.ref(group))
 

@@ -39,6 +39,7 @@ from ..recorder import Recorder
 from ..tape_recorder import TapeRecorder
 from ..torch_compat import group_world
 from .call_records import GroupCalls
+from .done_callbacks import DoneCallbacks
 from .gradients.local_gradient import UnreducedNorm
 from .group_probe import GroupProbe
 from .groups.group_tables import alive_groups, exchange, replace_new
@@ -136,6 +137,8 @@ def _batches(backend: Any) -> bool:
 class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group that records its calls and passes them on to `plain`, torch's own over the same backends."""
 
+    _callbacks: DoneCallbacks | None = None
+
     def __init__(self, plain: Any) -> None:
         super().__init__(plain.rank(), plain.size())  # the constructor with a store is not open to Python subclasses
         self.plain = plain
@@ -145,10 +148,16 @@ class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
         if (probe := _probe) is not None:
             with failing_open("collectives.group"):
                 probe.register(self)
+                self._callbacks = probe.calls.callbacks
                 # Set on the instance, so that a call takes one look-up and creates no bound method. The wrappers hold
                 # no reference to the group.
                 for name, method in METHODS.items():
                     self.__dict__[name] = recorded_method(probe, self.calls, getattr(plain, name), method)
+
+    def __del__(self) -> None:
+        if (callbacks := self._callbacks) is not None:
+            with failing_open("collectives.callbacks"):
+                callbacks.keep(self.plain)
 
     def pass_on(self) -> None:
         """Stop recording; calls still go to the plain group."""

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -108,8 +109,19 @@ class ScriptRanks:
         deadline = time.monotonic() + deadline_s
         for process in self.processes:
             process.join(max(0.1, deadline - time.monotonic()))
-        assert [process.exitcode for process in self.processes] == [0] * len(self.processes), self.logs()
+        codes = [process.exitcode for process in self.processes]
+        assert codes == [0] * len(codes), f"exit codes {codes}\n{self.stacks()}\n{self.logs()}"
         return self
+
+    def stacks(self) -> str:
+        """Python stacks of the ranks that still run."""
+        spy = Path(sys.executable).with_name("py-spy")
+        running = [process for process in self.processes if process.is_alive()]
+        dumps = [
+            subprocess.run([spy, "dump", "--pid", str(process.pid)], capture_output=True, text=True, check=False)
+            for process in running
+        ]
+        return "\n".join(dump.stdout + dump.stderr for dump in dumps)
 
     def logs(self) -> str:
         return "\n".join(path.read_text()[-3000:] for path in sorted(self.cwd.glob(f"{self.script.stem}-rank*.log")))

@@ -58,7 +58,7 @@ class BackwardWait:
             except Exception as error:
                 record_error("collectives.completed", error)
 
-        future.add_done_callback(completed)
+        calls.callbacks.add(future, completed)
 
     def _expect(self, call: Call, future: Any) -> bool:
         task = graph_task_id()
