@@ -35,8 +35,10 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave the trials out unless they are named."""
+    if collection_path != _TRIALS:
+        return None
     is_named = any(_TRIALS in (Path(arg).absolute(), *Path(arg).absolute().parents) for arg in config.args)
-    return True if collection_path == _TRIALS and not is_named else None
+    return None if is_named else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
