@@ -26,8 +26,9 @@ __all__ = [
 
 Relevance = Literal["fatal", "survived", "after", "aside", "ignored"]
 """fatal: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
-after: the launcher was already ending the job. aside: from a thread or task, which does not end the process, or cut off
-at the end of the file. ignored: raised in a destructor or while logging, which Python only prints."""
+after: the launcher was already ending the job, or the process was already exiting. aside: from a thread or task, which
+does not end the process, or cut off at the end of the file. ignored: raised in a destructor or while logging, which
+Python only prints."""
 
 _LAUNCHER_TYPES = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
@@ -95,8 +96,13 @@ _SPAWN_TYPES = ("UnpicklingError", "EOFError")
 """Errors of a spawned process that cannot read its task, because its parent has ended."""
 _AT_EXIT = "driver shutting down"
 """CUDA's error for a call made while the process is already ending."""
-_IS_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
-"""What Python prints before an error in a destructor or in logging, after which the program continues."""
+_IS_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---|Error in atexit\._run_exitfuncs")
+"""What Python prints before an error in a destructor, in logging or in an exit handler, which ends no process."""
+_EXIT_HANDLERS = re.compile(
+    r'(?:multiprocessing/util|weakref|concurrent/futures/\w+|threading|logging/__init__)\.py", line \d+, in '
+    r"(?:_run_finalizers|_exit_function|_exitfunc|_python_exit|_shutdown|shutdown)\b"
+)
+"""Frames of functions that Python calls when a process is already exiting."""
 _COMMUNICATOR_READY = "Init COMPLETE"
 """What NCCL prints when a communicator is ready."""
 _RAY_TASK_ERROR = re.compile(r"RayTaskError\((\w+)\)")
@@ -193,6 +199,8 @@ def relevance(entry: LogLine, book: LogBook) -> Relevance:
         return "survived"  # the only process that prints continued, and no line reports the end of a process
     if _AT_EXIT in text_of(entry):
         return "ignored"
+    if _EXIT_HANDLERS.search(entry.text("traceback")):
+        return "after"
     if "NCCL WARN" in entry.message and any(
         one.source == entry.source and one.line > entry.line and _COMMUNICATOR_READY in one.message
         for one in book.of("nccl_comm")

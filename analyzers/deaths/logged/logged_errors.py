@@ -24,6 +24,7 @@ from analyzers.logs.exceptions import (
     is_cut_start,
     is_launchers,
     is_stop,
+    is_uncaught,
     is_victims,
     relevance,
     text_of,
@@ -90,6 +91,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         message = entry.text("message").partition("\n")[0][:120]
         key = _NUMBERS.sub("#", f"{type_of(entry)}: {message}") if cause == "exception" else ""
         how = "aside" if cause == "exception" and _was_killed_later(entry, ended) else relevance(entry, book)
+        how = "aside" if how == "fatal" and _was_caught(entry, book) else how
         found.setdefault((cause, key), []).append((entry, how))
     for entry, rule in book.of_role("root"):
         if _repeats(entry, unstarted):
@@ -104,7 +106,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     join_failed_writes(found)
     candidates = []
     for (cause, _), group in found.items():
-        aside = [entry for entry, how in group if how in ("aside", "ignored")]
+        aside = [entry for entry, how in group if how in ("aside", "ignored", "after")]
         proven = [entry for entry, how in group if how == "fatal" and not _is_last_line_of(entry, aside)]
         rest = [entry for entry, how in group if how in ("after", "aside")]
         # Buffered standard output may come late. So if any process ended, an error is a suspicion even if steps follow
@@ -179,6 +181,21 @@ def _was_killed_later(entry: LogLine, ended: Ended) -> bool:
     return is_end and not entry.text("traceback") and end.source == entry.source and end.line > entry.line
 
 
+def _was_caught(entry: LogLine, book: LogBook) -> bool:
+    """Return True for an exception that the program may have caught: a step follows it, no frame shows that it left
+    the main module, and either nothing reports the end of a process or a later exception did leave it.
+    """
+    if not entry.number("later_steps") or is_uncaught(entry):
+        return False
+    if not any(book.of_role("death", "victim", "outside", "hang")):
+        return True
+    return any(
+        is_uncaught(one) and not one.number("later_steps") and one.line > entry.line and one.source == entry.source
+        for one in book.of("exception")
+        if not (is_launchers(one) or is_victims(one) or is_stop(one))
+    )
+
+
 def _is_last_line_of(entry: LogLine, tracebacks: list[LogLine]) -> bool:
     """Return True if an entry without traceback follows one of these tracebacks: it may be the last line of it."""
     return not entry.text("traceback") and any(
@@ -231,6 +248,8 @@ def _candidate(
     # The first error may have no traceback, if only its last line was printed or torch's watchdog repeated it.
     stacks = (own_frame_text(entry.text("traceback")) for entry in (first, *lines) if entry.kind == "exception")
     raised_at = next(filter(None, stacks), "")
+    if origin is not None and origin.line > first.line:
+        origin = None  # raised while this one was handled
     if origin is not None and _is_reraised(origin, first):
         raised_at, origin = own_frame_text(origin.text("traceback")) or raised_at, None
     at = raised_at

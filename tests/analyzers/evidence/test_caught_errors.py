@@ -1,0 +1,79 @@
+"""Errors that did not end their process: raised while it was exiting, or caught by the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analyzers.evidence.written import diagnosed
+
+LIB = "/opt/py/lib/python3.11"
+UNCAUGHT = ("/job/fit.py", 70, "<module>")
+IN_READER = ("/job/reader.py", 12, "fetch")
+STEP = "0: step {n} loss 2.{n:03d} time 0.5\n"
+STEPS = "".join(STEP.format(n=n) for n in range(40, 50))
+ENDED = "E0301 02:07:08.1 71 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: 1) local_rank: 3 (pid: 9) of binary: python\n"  # noqa: E501
+
+
+def raised(rank: int, error: str, *frames: tuple[str, int, str]) -> str:
+    prefix = f"[rank{rank}]: "
+    lines = (f'{prefix}  File "{path}", line {line}, in {name}\n{prefix}    run()\n' for path, line, name in frames)
+    return f"{prefix}Traceback (most recent call last):\n{''.join(lines)}{prefix}{error}\n"
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        (f"{LIB}/multiprocessing/util.py", 300, "_run_finalizers"),
+        (f"{LIB}/multiprocessing/util.py", 334, "_exit_function"),
+        (f"{LIB}/weakref.py", 666, "_exitfunc"),
+        (f"{LIB}/concurrent/futures/thread.py", 31, "_python_exit"),
+        (f"{LIB}/threading.py", 1583, "_shutdown"),
+    ],
+)
+def test_an_error_in_an_exit_handler_gives_way_to_one_that_ended_a_process(
+    tmp_path: Path, handler: tuple[str, int, str]
+) -> None:
+    at_exit = raised(6, "OSError: [Errno 39] Directory not empty: '/tmp/w6'", handler, (f"{LIB}/shutil.py", 9, "rm"))
+    at_exit += "[rank6]: OSError: [Errno 39] Directory not empty: '/tmp/w6'\n"
+    root = raised(2, "ValueError: the record has no label", UNCAUGHT, IN_READER)
+    (found,) = diagnosed(tmp_path, "job.log", STEPS + at_exit + root).fired
+    assert (found.cause, found.ranks, found.evidence["error_type"]) == ("exception", (2,), "ValueError")
+    (alone,) = diagnosed(tmp_path, "alone.log", STEPS + at_exit).fired
+    assert (alone.ranks, alone.status) == ((6,), "suspect")
+
+
+def test_an_error_that_atexit_prints_ends_no_process(tmp_path: Path) -> None:
+    at_exit = "Error in atexit._run_exitfuncs:\n" + raised(6, "RuntimeError: closed", ("/job/track.py", 5, "flush"))
+    root = raised(2, "ValueError: the record has no label", UNCAUGHT, IN_READER)
+    (found,) = diagnosed(tmp_path, "job.log", STEPS + at_exit + root).fired
+    assert found.ranks == (2,)
+
+
+@pytest.mark.parametrize("end", ["", ENDED])
+@pytest.mark.parametrize("caught", ["[rank1]: OSError: short read\n", raised(1, "OSError: short read", IN_READER)])
+def test_an_error_before_a_later_step_gives_way_to_an_uncaught_one(tmp_path: Path, caught: str, end: str) -> None:
+    root = raised(3, "KeyError: 'tokens'", UNCAUGHT, IN_READER)
+    found = diagnosed(tmp_path, "job.log", STEPS + caught + STEP.format(n=50) + root + end).fired[0]
+    assert (found.ranks, found.evidence["error_type"], found.status) == ((3,), "KeyError", "fired")
+
+
+@pytest.mark.parametrize(
+    ("frames", "status"), [((IN_READER,), "suspect"), ((UNCAUGHT, IN_READER), "fired")]
+)  # a step printed late may follow an uncaught error
+def test_an_error_before_the_last_step_is_proven_only_if_it_left_the_main_module(
+    tmp_path: Path, frames: tuple[tuple[str, int, str], ...], status: str
+) -> None:
+    text = STEPS + raised(1, "OSError: short read", *frames) + STEP.format(n=50)
+    (found,) = diagnosed(tmp_path, "job.log", text).fired
+    assert (found.ranks, found.status) == ((1,), status)
+
+
+def test_an_error_while_memory_ran_out_is_not_said_to_precede_it(tmp_path: Path) -> None:
+    first = raised(1, "torch.OutOfMemoryError: CUDA out of memory.", UNCAUGHT)
+    between = "[rank1]: \n[rank1]: During handling of the above exception, another exception occurred:\n[rank1]: \n"
+    text = STEPS + first + between + raised(1, "AttributeError: no attribute 'close'", UNCAUGHT)
+    found = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert found.cause == "out_of_memory"
+    assert "AttributeError" not in found.summary
