@@ -159,12 +159,14 @@ def _numerics(book: LogBook) -> list[Candidate]:
         ranks = norms[0].ranks() if norms[0].number("nonfinite") != norms[0].number("listed") else ()
     step = next((entry.number("step") for entry in lines if entry.number("step") is not None), None)
     after = None if step is not None else lines[0].number("after_step")
+    raised = {one.place for one in book.of("exception") if relevance(one, book) == "fatal"}
     where = f" at step {step}" if step is not None else f" after the line of step {after}" if after is not None else ""
     return [
         from_lines(
             "unknown",
             lines,
-            rank_class="numerics",
+            kind="non_finite",
+            rank_class="error" if any(one.place in raised for one in lines) else "numerics",
             ranks=ranks,
             what=f"{who(ranks, 'the training')} report{'s' * (len(ranks) < 2)} NaN or Inf values{where}",
             evidence={"step": step if step is not None else after, "do": DO},
@@ -362,7 +364,7 @@ def _ranks_of_node(candidate: Candidate, book: LogBook) -> set[int]:
 
 def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
     victim_ranks = set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))
-    if candidate.kind == "rank_lost" and candidate.ranks:
+    if candidate.kind != "hang" and candidate.ranks:
         victim_ranks |= set(ranks_of(book.of("watchdog_timeout")))
     victims = sorted(victim_ranks - set(candidate.ranks) - _ranks_of_node(candidate, book))
     # in a hang of unknown cause, any rank may be the culprit

@@ -275,3 +275,30 @@ def test_a_wait_after_the_end_of_a_training_may_be_for_the_rank_that_saves(tmp_p
     said = "Training had finished before that" if is_one_file else "Its own log says that the training finished"
     assert said in found.summary
     assert "saves, merges or uploads the model" in next_step(found)
+
+
+RERUN = "RuntimeError: Rank 5, node n-3, device 5, iteration 4711: Unexpected result nan (message='in the local loss')"
+WAITED = "[rank{rank}]:[E301 08:40:00.1 ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n"  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("consequence", "victims"),
+    [
+        (
+            "".join(WAITED.format(rank=rank, seq=9, op="ALLREDUCE") for rank in (0, 1, 2, 3, 4, 6, 7)),
+            "Ranks 0-4, 6 and 7",
+        ),
+        ("slurmstepd: error: *** STEP 41.0 ON n-1 CANCELLED AT 2026-03-01T08:31:00 ***\n", ""),
+    ],
+)
+def test_a_rank_that_stopped_at_a_nan_is_the_cause_of_what_follows(
+    tmp_path: Path, consequence: str, victims: str
+) -> None:
+    found = diagnosed(tmp_path, "job.log", f"[rank5]: {RERUN}\n{consequence}").fired[0]
+    assert (found.kind, found.ranks, found.first_step) == ("non_finite", (5,), 4711)
+    assert (f"{victims} failed as a consequence" in found.summary) == bool(victims)
+
+
+def test_a_nan_that_only_a_log_line_reports_does_not_explain_a_hang(tmp_path: Path) -> None:
+    waited = "".join(WAITED.format(rank=rank, seq=9, op="ALLREDUCE") for rank in range(4))
+    assert diagnosed(tmp_path, "job.log", f"[rank1]: found NaN in local batch 7\n{waited}").fired[0].kind == "hang"
