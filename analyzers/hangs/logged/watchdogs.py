@@ -242,6 +242,9 @@ def _different_calls(book: LogBook, members: Mapping[int, Wait], least: int) -> 
             why=f"it had enqueued {first.enqueued} calls, and the others completed {min(ahead)}",
         )  # fmt: skip
     fewer = low if len(low) < len(high) else tuple(sorted(high)) if len(high) < len(low) else ()
+    most = max(Counter(wait.seq for wait in members.values()).values())
+    if most <= len(members) / 2:  # no call in which most ranks wait
+        fewer = ()
     silent = _unseen(book, members)
     others = ""
     if len(silent) >= len(members):  # any of them may have left before, or have stopped
@@ -250,10 +253,12 @@ def _different_calls(book: LogBook, members: Mapping[int, Wait], least: int) -> 
              for wait in sorted(members.values(), key=lambda wait: wait.seq)}  # fmt: skip
     shown = ", ".join(f"{ranks_text(ranks)} in {call}" for call, ranks in [*calls.items()][:4])
     more = f" and {len(calls) - 4} other calls" if len(calls) > 4 else ""
+    is_one = all(wait.group for wait in members.values())
     return _candidate(
         "desync", fewer, members, is_proven=False,
-        what=f"Ranks wait in different calls of one group: {shown}{more}{others}",
-        why="the ranks did not make the same calls, or one of them stopped in an earlier one",
+        what=f"Ranks wait in different calls{' of one group' if is_one else ''}: {shown}{more}{others}",
+        why="the ranks did not make the same calls, or one of them stopped in an earlier one"
+        + ("" if is_one else "; not every line names its group, so these may be calls of several groups"),
     )  # fmt: skip
 
 

@@ -302,3 +302,13 @@ def test_a_rank_that_stopped_at_a_nan_is_the_cause_of_what_follows(
 def test_a_nan_that_only_a_log_line_reports_does_not_explain_a_hang(tmp_path: Path) -> None:
     waited = "".join(WAITED.format(rank=rank, seq=9, op="ALLREDUCE") for rank in range(4))
     assert diagnosed(tmp_path, "job.log", f"[rank1]: found NaN in local batch 7\n{waited}").fired[0].kind == "hang"
+
+
+@pytest.mark.parametrize(("seqs", "ranks"), [((7, 9, 9, 9), (0,)), ((7, 8, 9, 10), ()), ((7, 9, 9, 7), ())])
+def test_a_rank_behind_is_suspected_only_if_most_ranks_wait_in_one_call(
+    tmp_path: Path, seqs: tuple[int, ...], ranks: tuple[int, ...]
+) -> None:
+    text = "".join(WAITED.format(rank=rank, seq=seq, op="ALLREDUCE") for rank, seq in enumerate(seqs))
+    found = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (found.cause, found.ranks) == ("desync", ranks)
+    assert "of one group" not in found.summary  # no line names the group
