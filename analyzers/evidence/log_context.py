@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analyzers.deaths.logged.logged_endings import Ended
+from analyzers.hangs.policy import DeviceEvidencePolicy
 from analyzers.logs.candidate import Candidate, from_lines, who
-from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.log_events import MAX_QUOTED, LogBook, LogLine
 from analyzers.policy import SHARED
 
 __all__ = ["interface_candidates", "peer_addresses", "peer_texts", "with_facts"]
@@ -49,6 +50,8 @@ def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
         candidate = _on_lost_daemon(candidate, book)
     if candidate.cause in _WAITED:
         candidate = _with_work(candidate, book)
+    if candidate.rank_class == "hang" and not candidate.is_proven:
+        candidate = _with_network_event(candidate, book)
     return _after_end(candidate, book)
 
 
@@ -104,6 +107,24 @@ def _on_lost_daemon(candidate: Candidate, book: LogBook) -> Candidate:
     (node,) = nodes
     return replace(candidate, what=f"{candidate.what}. mpirun lost its daemon on {node}",
                    evidence={**candidate.evidence, "host": node})  # fmt: skip
+
+
+def _with_network_event(candidate: Candidate, book: LogBook, policy: DeviceEvidencePolicy | None = None) -> Candidate:
+    """Add the first network event near the time at which a wait that timed out began."""
+    limit_ns = (policy or DeviceEvidencePolicy()).before_s * 1e9
+    waits = [entry for entry in candidate.lines if entry.wall_ns is not None and entry.number("ran_ms")]
+    if not waits:
+        return candidate
+    began_ns = min((entry.wall_ns or 0) - (entry.number("ran_ms") or 0) * 10**6 for entry in waits)
+    events = [entry for entry in book.of("nccl_warning", "link_down") if entry.wall_ns is not None
+              and abs(entry.wall_ns - began_ns) <= limit_ns
+              and (entry.kind == "link_down" or "NET/" in entry.message)]  # fmt: skip
+    if not events:
+        return candidate
+    first = events[0]
+    text = first.message[:MAX_QUOTED].rstrip(". ")
+    what = f'{candidate.what}. When this wait began, {first.host or "the log"} reported "{text}" ({first.place})'
+    return replace(candidate, what=what, lines=(*candidate.lines, first))
 
 
 def _with_work(candidate: Candidate, book: LogBook) -> Candidate:

@@ -15,8 +15,8 @@ class DeviceEvidencePolicy:
     """Selection of the health readings that belong to a hang."""
 
     before_s: float = 60.0
-    """Time (seconds) before the last record from which readings and XIDs count. Source: convention; the cause is
-    recorded shortly before a rank's silence."""
+    """Time (seconds) before the last record, or around a wait's start, in which readings, XIDs and network events
+    count. Source: convention; the cause is recorded shortly before a rank's silence."""
     mute_s: float = 10.0
     """Seconds without a reading after which a GPU does not answer, if its host is still read. Source: convention; all
     GPUs of a node are read once a second."""

@@ -312,3 +312,21 @@ def test_a_rank_behind_is_suspected_only_if_most_ranks_wait_in_one_call(
     found = diagnosed(tmp_path, "job.log", text).fired[0]
     assert (found.cause, found.ranks) == ("desync", ranks)
     assert "of one group" not in found.summary  # no line names the group
+
+
+@pytest.mark.parametrize(("clock", "is_told"), [("08:29:52", True), ("08:12:00", False)])
+@pytest.mark.parametrize(
+    "event",
+    [
+        "[2026-03-01 {}] gpu-3:41:77 [2] transport/net_ib.cc:253 NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: port error(10)",  # noqa: E501
+        "Mar  1 {} gpu-3 kernel: mlx5_core 0000:5e:00.0 ib1: Link is Down",
+    ],
+)
+def test_an_event_of_the_network_is_told_if_the_wait_began_then(
+    tmp_path: Path, event: str, clock: str, is_told: bool
+) -> None:
+    waited = "".join(WAITED.format(rank=rank, seq=9, op="ALLREDUCE") for rank in range(4))
+    first = "[2026-03-01 08:10:00] step 8 loss 2.0 time 0.5\n"
+    found = diagnosed(tmp_path, "job.log", f"{first}{event.format(clock)}\n{waited}").fired[0]
+    assert found.kind == "hang"
+    assert ("When this wait began, gpu-3 reported" in found.summary) == is_told
