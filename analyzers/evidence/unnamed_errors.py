@@ -43,12 +43,14 @@ def unnamed_errors(book: LogBook) -> list[Candidate]:
     lines = _errors(book)
     if not lines:
         return []
+    is_first = lines[0] is next(book.of("error_line"))
     return [
         from_lines(
             "unnamed_error",
             lines[:8],
             rank_class="victim",
-            what=f"The first error that the log shows is: {_text(lines[0])}",
+            what=f"{'The first error that the log shows' if is_first else 'An error near the end of the log'} is: "
+            f"{_text(lines[0])}",
             is_proven=False,
             severity="warning",
             evidence={"reported_by_ranks": sorted({entry.rank for entry in lines if entry.rank is not None})[:64]},

@@ -62,7 +62,7 @@ MAX_STEP_LINES = 200_000
 KEPT_OF_A_KIND = 40
 """Maximum events kept per kind and writer: further repeats of a warning add nothing."""
 KEPT_LAST = 10
-"""Number of newest events kept in addition, for exceptions and a few other kinds that show how the process ended."""
+"""Number of newest events kept in addition, for errors and other kinds that show how the process ended."""
 MAX_EVENTS = 60_000
 LATER_LINES = 1_000
 """Number of lines after an error that show that the program continued: a program that is ending prints fewer."""
@@ -80,6 +80,8 @@ _NAMES = ("host", "node", "address")
 """Fields that hold the name of a machine. Published logs may have dots in its place."""
 _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
 """Roles of lines that may report a program's end. The kind "finished" does so, too."""
+_KEPT_KINDS = ("error_line", "working", "in_thread")
+"""Further kinds whose newest events are kept."""
 
 
 def read_log(path: Path, *, year: int | None = None, progress: Callable[[int], None] | None = None) -> ReadLog:
@@ -290,7 +292,7 @@ class _Scan:
     def _event(self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule) -> None:
         key = (rule.kind, prefix.stream)
         is_full = self._kept[key] >= KEPT_OF_A_KIND
-        is_kept = rule.role == "exception" or rule.kind in ("working", "in_thread")
+        is_kept = rule.role in _FAILURES or rule.kind in _KEPT_KINDS
         if len(self.log.events) >= MAX_EVENTS or (is_full and not is_kept):
             return
         if not is_claim(text, prefix.length, rule):

@@ -225,3 +225,11 @@ def test_a_message_that_the_job_survived_before_is_not_its_end(tmp_path: Path) -
     epochs = "".join(f"{STEPS}{end}" for _ in range(3))
     assert diagnosed(tmp_path, "job.log", epochs).fired == ()
     assert diagnosed(tmp_path, "job.log", epochs + STUCK).fired[0].cause == "unnamed_error"
+
+
+@pytest.mark.parametrize("end", ["ERROR: reader 3: index 7 has no file", "OSError: index 7 has no file"])
+def test_the_last_error_of_many_is_the_end(tmp_path: Path, end: str) -> None:
+    many = "".join(f"ERROR: reader 3: index {i} is slow\nstep {i} loss {2 - i / 100:.2f} time 0.5\n" for i in range(60))
+    (found,) = diagnosed(tmp_path, "job.log", f"{many}{end}\n").fired
+    assert "index 7 has no file" in found.summary
+    assert "The first error" not in found.summary
