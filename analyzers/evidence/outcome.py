@@ -34,6 +34,7 @@ _FAILURE = re.compile(
     re.IGNORECASE,
 )
 """Common words for a failure: a line with one is quoted, but nothing is concluded from it."""
+_DENIED = re.compile(r"\b(?:no|0|zero|without)(?: \w+){0,2} (?:error|failure)s?\b", re.IGNORECASE)
 _DONE = re.compile(r"(?:^|[\])] | - |[a-z]\.[a-z]\w*: )Done[.!]?$")
 """A last line that is only "Done", possibly after a prefix of Python's logging."""
 NEAR_END_LINES = 12
@@ -81,10 +82,11 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
         text = f"{extent}{judged} These files do not record how the job ended."
         return Outcome(ended="not recorded", text=text, is_known=are_values or are_times)
     if any(_ends_in_training(log) for log in logs):
+        words = _last_words(logs, are_after_steps=True).rstrip()
         return Outcome(
             ended="still running, or ended without a log line",
-            text=f"The log ends in training: {extent}{seen} Either the job was still running when the log was cut, "
-            "or it ended without a line in these files.",
+            text=f"The log ends in training: {extent}{words or seen} Either the job was still running when the log was "
+            "cut, or it ended without a line in these files.",
             is_known=False,
         )
     return Outcome(
@@ -140,12 +142,16 @@ def _ends_in_training(log: ReadLog) -> bool:
     return log.last_step_line > 0 and log.num_lines - log.last_step_line <= max(NEAR_END_LINES, 2 * usual)
 
 
-def _last_words(logs: Sequence[ReadLog]) -> str:
-    """Quote the first of a file's last lines that mentions a failure: `rank0.log ends with "No heartbeat ...". `"""
+def _last_words(logs: Sequence[ReadLog], *, are_after_steps: bool = False) -> str:
+    """Quote the first of a file's last lines that mentions a failure: `rank0.log ends with "No heartbeat ...". `
+
+    `are_after_steps`: only lines after the last step.
+    """
     for log in logs:
-        for line in log.tail.split(b"\n")[-END_LINES:]:
+        num = min(END_LINES, log.num_lines - log.last_step_line) if are_after_steps else END_LINES
+        for line in log.tail.rstrip(b"\n").split(b"\n")[-num:] if num else ():
             text = clean(line).strip()
-            if _FAILURE.search(text) and log.num_lines:
+            if _FAILURE.search(_DENIED.sub("", text)) and log.num_lines:
                 return f'{log.path.name} ends with "{text[:160].rstrip(". ")}". '
     return ""
 

@@ -233,3 +233,15 @@ def test_the_last_error_of_many_is_the_end(tmp_path: Path, end: str) -> None:
     (found,) = diagnosed(tmp_path, "job.log", f"{many}{end}\n").fired
     assert "index 7 has no file" in found.summary
     assert "The first error" not in found.summary
+
+
+@pytest.mark.parametrize(
+    ("line", "is_quoted"),
+    [("[rank1]: reader failed to open /data/7.bin", True), ("checked: no device errors found", False)],
+)
+def test_a_failure_after_the_last_step_is_quoted(tmp_path: Path, line: str, is_quoted: bool) -> None:
+    steps = "".join(f"step {i} loss {2 - i / 100:.2f} time 0.5\n" for i in range(20))
+    verdict = diagnosed(tmp_path, "job.log", f"{steps}{line}\n").verdict
+    assert verdict.startswith("The log ends in training")
+    assert (f'ends with "{line}"' in verdict) == is_quoted
+    assert ("No failure seen" in verdict) != is_quoted
