@@ -58,7 +58,8 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         if not bus:
             device_lines = [entry for entry in device_lines if not any(
                 (entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
-        lines = [entry for entry in device_lines if when_of(entry, book) != "another time"]
+        lines = [entry for entry in device_lines if when_of(entry, book) != "another time"
+                 and not went_on(entry, book)]  # fmt: skip
         if not lines:
             continue
         # A gauge keeps the last error, which may be from an earlier job.

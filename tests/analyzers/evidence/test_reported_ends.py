@@ -257,3 +257,40 @@ def test_an_assertion_in_native_code_does_not_ask_for_the_kernel_log(tmp_path: P
     first = diagnosed(tmp_path, "job.log", text).fired[0]
     assert first.cause == "signal"
     assert "lines before the abort" in next_step(first)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("slurmstepd: error: *** JOB 41 ON n-1 CANCELLED AT <time> DUE TO TIME LIMIT ***", "time_limit"),
+        ("slurmstepd: error: *** JOB 41 ON n-1 CANCELLED AT <time> DUE TO PREEMPTION ***", "preempted"),
+        ("slurmstepd: error: *** STEP 41.0 ON n-1 CANCELLED ***", "cancelled"),
+        ("slurmstepd: error: JOB 41 CANCELLED DUE TO TIME LIMIT", "time_limit"),
+        ("ERROR: [Errno 98] error while attempting to bind on ('::', 80): address already in use", "port_in_use"),
+        ("plugin.go:9] XidCriticalError: Xid=48 on Device=GPU-1f, the device will go unhealthy.", "device_error"),
+        ("n-4: GPU 3: Xid 74: NVLink error", "device_error"),
+        ("[probe] XID error 94 detected on GPU 0", "device_error"),
+    ],
+)
+def test_an_end_is_read_whatever_was_cut_from_its_line(tmp_path: Path, line: str, cause: str) -> None:
+    assert diagnosed(tmp_path, "job.log", f"step 1 loss 2.0\n{line}\n").fired[0].cause == cause
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ignoring Xid 43 as configured",
+        "last XID: 0",
+        "Xid codes that end a job: Xid 48, Xid 79",
+        "no Xid errors on 8 GPUs",
+        "the time limit of this job is 04:00:00",
+        "if a job is CANCELLED DUE TO TIME LIMIT, resubmit it",
+    ],
+)
+def test_a_line_that_only_mentions_an_end_is_none(tmp_path: Path, line: str) -> None:
+    assert diagnosed(tmp_path, "job.log", f"step 1 loss 2.0\n{line}\n").fired == ()
+
+
+def test_an_xid_that_the_job_outlived_is_no_end(tmp_path: Path) -> None:
+    steps = "".join(f"step {i} loss {2 - i / 100:.2f} time 0.5\n" for i in range(20))
+    assert diagnosed(tmp_path, "job.log", f"{steps}[probe] XID error 94 detected on GPU 0\n{steps}").fired == ()
