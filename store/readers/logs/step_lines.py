@@ -20,7 +20,7 @@ LITERALS = (
     b"loss", b"Loss", b"grad norm", b"grad_norm", b"skipped=", b"SamplesPerSec", b"tokens_per_second", b"/sec",
     b"/step", b"per iteration", b"per step", b"step_time", b"tep took ", b"ration took ", b"atch took ", b"[step=",
     b" train ", b"step_avg:", b"batches_per_sec", b"][batch=", b"poch ", b"poch:",
-    b"G  ", *BAR_LITERALS,
+    b"G  ", b"consumed samples: ", *BAR_LITERALS,
 )  # fmt: skip
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
 _IS = r"['\"’”]?\s*[:=]?\s*['\"‘“]?\[?\s*"
@@ -153,7 +153,7 @@ _SPEED_OF = re.compile(
 )
 _PER_STEP = re.compile(
     r"(?<![\w.])\d[\d.]* ?m?s(?:ec)?/step\b(?<!eval)|\bstep_avg:\d|throughput/batches_per_sec: \d|"
-    r"\bper (?:iteration|step)(?: \((?:ms|s)\))?" + _IS + r"\d"
+    r"\bper (?:iteration|step)(?: \((?:ms|s)\))?" + _IS + r"\d|\| consumed samples: +\d"
 )
 _BATCH_ALONE = re.compile(r"\bEpoch ?\[\d{1,7}\][ ,:-]{1,4}Batch ?\[\d{1,12}\]")
 """MXNet's lines count batches within an epoch whose length is not printed."""

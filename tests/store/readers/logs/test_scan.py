@@ -63,10 +63,11 @@ def test_what_launchers_put_before_a_line(
          10, 2.5, None, 2.0),
         ("steps: 20 loss: 0.5 iter time (s): 1.5 samples/sec: 3.4", 20, 0.5, None, 1.5),
         ("iter 100: loss 2.5, time 123.0ms, mfu 3.4%", 100, 2.5, None, 0.123),
+        (" iteration      100/  5000 | consumed samples:        25600 |", 100, None, None, None),  # cut
     ],
 )  # fmt: skip
 def test_steps_that_trainers_print(
-    line: str, step: int | None, loss: float, grad_norm: float | None, seconds: float | None
+    line: str, step: int | None, loss: float | None, grad_norm: float | None, seconds: float | None
 ) -> None:
     said = read_step(line)
     assert said is not None
