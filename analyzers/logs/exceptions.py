@@ -26,7 +26,7 @@ __all__ = [
 
 Relevance = Literal["fatal", "survived", "after", "aside", "ignored"]
 """fatal: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
-after: the launcher was already ending the job, or the process was already exiting. aside: from a thread or task, which
+after: the job was already being ended, or the process was already exiting. aside: from a thread or task, which
 does not end the process, or cut off at the end of the file. ignored: raised in a destructor or while logging, which
 Python only prints."""
 
@@ -103,6 +103,8 @@ _EXIT_HANDLERS = re.compile(
     r"(?:_run_finalizers|_exit_function|_exitfunc|_python_exit|_shutdown|shutdown)\b"
 )
 """Frames of functions that Python calls when a process is already exiting."""
+_TEARDOWN = ("teardown", "slurm_cancelled", "agent_signalled")
+"""Kinds of lines with which a launcher or scheduler ends the processes."""
 _COMMUNICATOR_READY = "Init COMPLETE"
 """What NCCL prints when a communicator is ready."""
 _RAY_TASK_ERROR = re.compile(r"RayTaskError\((\w+)\)")
@@ -206,7 +208,7 @@ def relevance(entry: LogLine, book: LogBook) -> Relevance:
         for one in book.of("nccl_comm")
     ):
         return "survived"  # the communicator became ready despite NCCL's warning
-    before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == entry.source
+    before = [one for one in book.of("restarted", "in_thread", *_TEARDOWN) if one.source == entry.source
               and one.line < entry.line]  # fmt: skip
     last = max(before, key=lambda one: one.line, default=None)
     if last is None:
@@ -214,4 +216,4 @@ def relevance(entry: LogLine, book: LogBook) -> Relevance:
     if last.kind == "in_thread":
         is_next = entry.kind == "exception" and entry.line - last.line <= 2
         return "fatal" if not is_next else "ignored" if _IS_IGNORED.search(last.message) else "aside"
-    return "after" if last.kind == "teardown" else "fatal"
+    return "after" if last.kind in _TEARDOWN else "fatal"

@@ -77,3 +77,17 @@ def test_an_error_while_memory_ran_out_is_not_said_to_precede_it(tmp_path: Path)
     found = diagnosed(tmp_path, "job.log", text).fired[0]
     assert found.cause == "out_of_memory"
     assert "AttributeError" not in found.summary
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        "slurmstepd: error: *** STEP 41.0 ON n-1 CANCELLED AT 2026-03-01T08:31:00 ***\n",
+        "W0301 08:31:00.1 71 torch/distributed/elastic/agent/server/api.py:704] Received 15 death signal, shutting "
+        "down workers\n",
+    ],
+)
+def test_an_error_of_a_process_that_was_being_ended_is_a_consequence(tmp_path: Path, stop: str) -> None:
+    error = raised(2, "RuntimeError: the writer is closed", UNCAUGHT, ("/job/save.py", 3, "save"))
+    assert diagnosed(tmp_path, "job.log", STEPS + stop + error).fired[0].cause == "cancelled"
+    assert diagnosed(tmp_path, "job.log", STEPS + error + stop).fired[0].cause == "exception"
