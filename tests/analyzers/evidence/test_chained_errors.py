@@ -114,3 +114,29 @@ def test_gradients_that_differ_between_ranks_are_the_cause_though_all_are_finite
     assert "gradients are inconsistent between workers" in finding.summary
     (finding,) = diagnosed(tmp_path, "train.log", text + norms.format("rank   0 = 4.1\nrank   1 = nan")).fired
     assert (finding.kind, finding.ranks) == ("non_finite", (1,))
+
+
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/job/fit.py", line 9, in <module>
+  |     run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/job/reader.py", line 4, in fetch
+    |     raise KeyError(name)
+    | KeyError: 'part-9'
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/job/reader.py", line 4, in fetch
+    |     raise KeyError(name)
+    | KeyError: 'part-4'
+    +------------------------------------
+"""
+
+
+@pytest.mark.parametrize(("prefix", "ranks"), [("", ()), ("[rank3]: ", (3,))])
+def test_the_errors_of_an_exception_group_are_read(tmp_path: Path, prefix: str, ranks: tuple[int, ...]) -> None:
+    text = "".join(f"{prefix}{line}\n" for line in GROUP.splitlines())
+    (found,) = diagnosed(tmp_path, "job.log", text).fired
+    assert (found.status, found.ranks) == ("fired", ranks)
+    assert "raised KeyError: 'part-9' (job/reader.py:4 in fetch)" in found.summary

@@ -44,6 +44,10 @@ _NEW = re.compile(
     r"^(?:Traceback \(most|The above exception was|During handling of|=====|-----|frame #|Call stack:$|Exception "
     r"raised from)"
 )
+_GROUP = re.compile(r"( {2,})(?:\+ Exception Group |\| )Traceback \(most")
+"""Head of an exception group's traceback, or of one of its exceptions, each line of which has a margin."""
+_GROUP_RULE = re.compile(r" *\+[-+]{4,}")
+"""Line between the exceptions of a group."""
 _CHAINED = re.compile(r"^(?:The above exception was the direct|During handling of the above)")
 _RECORD = re.compile(
     r"^(?:(?:slurmstepd|srun|mpirun): |(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w.]+:\S|[EWIF]\d{4} \d\d:\d\d:\d\d|"
@@ -80,11 +84,16 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
     message: list[str] = []
     is_over = is_timed = False
     num_lines = 0
+    margin = f"{group[1]}| " if (group := _GROUP.search(head)) else ""
     for prefix, text in lines:
         num_lines += 1
         if prefix.stream != writer.stream:
             continue
-        line = text.rstrip()
+        line = text.rstrip().removeprefix(margin)
+        if margin and _GROUP_RULE.match(line):
+            if found is None:
+                return None  # the errors themselves follow
+            break
         if is_over and found is not None:  # the first line after an empty line
             if line:
                 found |= {"chained": 1} if _CHAINED.match(line) else {}
