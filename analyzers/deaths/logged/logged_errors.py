@@ -36,7 +36,7 @@ from analyzers.logs.wording import DO_OF_LINE, do_of_device
 from analyzers.memory.allocator_message import memory_of_message
 from analyzers.run.ends.exceptions import own_frame_text
 from analyzers.wording import cut
-from store.readers.logs.rules import Rule, cause_of
+from store.readers.logs.rules import Rule, cause_of, is_supposed
 
 __all__ = ["process_candidates"]
 
@@ -289,7 +289,7 @@ def _candidate(
         ranks=ranks,
         what=what,
         why=f"{first.place}: {'its traceback' if rank_class == 'error' and first.kind == 'exception' else name}",
-        is_proven=is_own and row.is_proven_by_line and not _is_refused(first, cause),
+        is_proven=is_own and row.is_proven_by_line and not _is_refused(first, cause) and not _is_supposed(first),
         evidence=evidence,
         collect=row.collect,
     )
@@ -356,6 +356,13 @@ def _from_cause(line: str, cause: str) -> str:
 
 def _names(text: str, cause: str) -> bool:
     return (rule := cause_of(text)) is not None and rule.cause == cause
+
+
+def _is_supposed(entry: LogLine) -> bool:
+    """Return True if an exception only supposes its cause. What torch supposes after a bus error is certain."""
+    text = text_of(entry)
+    rule = cause_of(text) if entry.kind == "exception" and "bus error" not in text.lower() else None
+    return rule is not None and is_supposed(text, rule)
 
 
 def _is_refused(entry: LogLine, cause: str) -> bool:

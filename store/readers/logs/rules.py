@@ -27,6 +27,7 @@ __all__ = [
     "continues",
     "field_value",
     "is_claim",
+    "is_supposed",
     "load_rules",
     "most_specific",
     "rules_by_literal",
@@ -141,6 +142,19 @@ def cause_of(text: str) -> Rule | None:
     held = dict.fromkeys(rules[place] for place in index.literals_in(blob))
     found = [(_specificity(rule, blob), rule) for rule in held if rule.requires in text]
     return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+_SUPPOSED = re.compile(
+    r"\b(?:may|might|could|possible|possibly|perhaps|maybe|probably|likely)\b(?! (?:not|be (?:retried|ignored))\b)",
+    re.IGNORECASE,
+)
+
+
+def is_supposed(text: str, rule: Rule) -> bool:
+    """Return True if an error's message only supposes the rule's cause: `may be caused by`, `possibly due to`."""
+    places = [text.find(literal.decode()) for literal in rule.literals]
+    clauses = [_SENTENCE.split(text[:place])[-1] for place in places if place >= 0]
+    return bool(clauses) and all(_SUPPOSED.search(clause) for clause in clauses)
 
 
 def _specificity(rule: Rule, line: bytes) -> tuple[bool, int]:

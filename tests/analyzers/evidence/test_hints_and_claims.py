@@ -106,3 +106,20 @@ def test_a_progress_bar_logged_as_an_error_is_not_an_error(tmp_path: Path) -> No
 )
 def test_a_line_that_states_a_cause_is_a_finding(tmp_path: Path, line: str, cause: str) -> None:
     assert diagnosed(tmp_path, "job.log", f"{STEPS}{line}\n").fired[0].cause == cause
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "status"),
+    [
+        ("the reader vanished, possibly due to insufficient shared memory (shm)", "shared_memory", "suspect"),
+        ("upload failed. The reason might be: Disk quota exceeded", "disk_full", "suspect"),
+        ("upload failed: Disk quota exceeded", "disk_full", "fired"),
+        ("could not write the index: No space left on device", "disk_full", "fired"),
+        ("bus error in a worker. It might be caused by insufficient shared memory (shm)", "shared_memory", "fired"),
+    ],
+)
+def test_a_cause_that_an_error_only_supposes_is_suspected(
+    tmp_path: Path, message: str, cause: str, status: str
+) -> None:
+    (found,) = diagnosed(tmp_path, "job.log", f"[rank1]: RuntimeError: {message}\n").fired
+    assert (found.cause, found.status) == (cause, status)
