@@ -266,6 +266,8 @@ def test_an_assertion_in_native_code_does_not_ask_for_the_kernel_log(tmp_path: P
         ("slurmstepd: error: *** JOB 41 ON n-1 CANCELLED AT <time> DUE TO PREEMPTION ***", "preempted"),
         ("slurmstepd: error: *** STEP 41.0 ON n-1 CANCELLED ***", "cancelled"),
         ("slurmstepd: error: JOB 41 CANCELLED DUE TO TIME LIMIT", "time_limit"),
+        ("submitit INFO (2026-03-01 08:31:00,1) - Job has timed out. Ran 9 minutes out of requested 9.", "time_limit"),
+        ("Handling auto-requeue signal: 10", "cancelled"),
         ("ERROR: [Errno 98] error while attempting to bind on ('::', 80): address already in use", "port_in_use"),
         ("plugin.go:9] XidCriticalError: Xid=48 on Device=GPU-1f, the device will go unhealthy.", "device_error"),
         ("n-4: GPU 3: Xid 74: NVLink error", "device_error"),
