@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from analyzers.hangs.mismatches import Mismatch, compare_calls, is_sized
 from analyzers.logs.candidate import Candidate, from_lines, who
+from analyzers.logs.exceptions import relevance
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.run.calls.recorded_calls import Call
 from analyzers.wording import ranks_text
@@ -67,9 +68,10 @@ def _waits(book: LogBook) -> dict[int, Wait]:
         if rank is not None:
             states.setdefault(rank, []).append(entry)
     waits: dict[int, Wait] = {}
+    is_over = any(book.of_role("death", "victim"))
     for entry in book.of("watchdog_timeout"):
         rank, seq = entry.rank, entry.number("seq")
-        if rank is None or rank in waits or seq is None:
+        if rank is None or rank in waits or seq is None or (not is_over and relevance(entry, book) == "survived"):
             continue
         state = next((state for state in states.get(rank, ()) if state.number("seq") == seq), None)
         waits[rank] = Wait(

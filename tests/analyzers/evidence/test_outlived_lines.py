@@ -129,3 +129,10 @@ def test_a_retried_request_after_a_survived_connection_error_is_not_a_failure(tm
     closed = "gpu-1:31:88 [0] include/socket.h:423 NCCL WARN Net : Connection closed by remote peer 10.1.0.4<40112>\n"
     log = STEPS.format(first="") + retried + closed + STEPS.format(first="1")
     assert diagnosed(tmp_path, "job.log", log).fired == ()
+
+
+def test_a_timeout_after_which_the_job_trained_is_not_its_end(tmp_path: Path) -> None:
+    log = STEPS.format(first="") + TIMED_OUT + STEPS.format(first="1")
+    assert diagnosed(tmp_path, "job.log", log).fired == ()
+    died = "failed (exitcode: -6) local_rank: 1 (pid: 9) of binary: python\n"  # the steps may have been printed late
+    assert diagnosed(tmp_path, "job.log", log + died).fired[0].kind == "hang"
