@@ -34,7 +34,11 @@ _FAILURE = re.compile(
     re.IGNORECASE,
 )
 """Common words for a failure: a line with one is quoted, but nothing is concluded from it."""
-_DENIED = re.compile(r"\b(?:no|0|zero|without)(?: \w+){0,2} (?:error|failure)s?\b", re.IGNORECASE)
+_HARMLESS = re.compile(
+    r"\b(?:no|0|zero|without)(?: \w+){0,2} (?:error|failure)s?\b|.*\b(?:skipp|ignor|retry|warn|fall(?:ing)? ?back).*",
+    re.IGNORECASE,
+)
+"""Parts of lines that deny a failure, or after which programs continue."""
 _DONE = re.compile(r"(?:^|[\])] | - |[a-z]\.[a-z]\w*: )Done[.!]?$")
 """A last line that is only "Done", possibly after a prefix of Python's logging."""
 NEAR_END_LINES = 12
@@ -151,7 +155,7 @@ def _last_words(logs: Sequence[ReadLog], *, are_after_steps: bool = False) -> st
         num = min(END_LINES, log.num_lines - log.last_step_line) if are_after_steps else END_LINES
         for line in log.tail.rstrip(b"\n").split(b"\n")[-num:] if num else ():
             text = clean(line).strip()
-            if _FAILURE.search(_DENIED.sub("", text)) and log.num_lines:
+            if _FAILURE.search(_HARMLESS.sub("", text)) and log.num_lines:
                 return f'{log.path.name} ends with "{text[:160].rstrip(". ")}". '
     return ""
 

@@ -237,7 +237,11 @@ def test_the_last_error_of_many_is_the_end(tmp_path: Path, end: str) -> None:
 
 @pytest.mark.parametrize(
     ("line", "is_quoted"),
-    [("[rank1]: reader failed to open /data/7.bin", True), ("checked: no device errors found", False)],
+    [
+        ("[rank1]: reader failed to open /data/7.bin", True),
+        ("checked: no device errors found", False),
+        ("skipping bad sample 7: KeyError('label')", False),
+    ],
 )
 def test_a_failure_after_the_last_step_is_quoted(tmp_path: Path, line: str, is_quoted: bool) -> None:
     steps = "".join(f"step {i} loss {2 - i / 100:.2f} time 0.5\n" for i in range(20))
