@@ -80,6 +80,12 @@ _OTHER_RANK = re.compile(
     r"one of the (?:other )?ranks|(?:other|another|remote) (?:rank|peer|worker|process)", re.IGNORECASE
 )
 """Parts of messages about another rank's failure."""
+_SHARED_PARTS = re.compile(
+    r"rank|peer|worker|process|node|host|collective|barrier|rendezvous|connect|socket|store|[nrh]ccl|gloo|all_?reduce|"
+    r"gather|broadcast|pipe|engine|actor|SIG[A-Z]{3}|signal",
+    re.IGNORECASE,
+)
+"""Words for what ranks share, or through which they communicate."""
 _LIBRARIES = re.compile(r"hccl|collective call|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
 """Communication libraries, whose errors in a waiting call name no cause."""
 _ONECCL_ERROR = re.compile(
@@ -91,9 +97,9 @@ _PREFIXES = re.compile(
     r"(?:NCCL|[Pp]rocess group) watchdog thread terminated with exception"
 )
 """Prefixes of libstdc++ and torch, and function names, which are not part of a message."""
-_SPAWNED_MAIN = re.compile(r"/multiprocessing/(?:spawn|forkserver)\.py$")
-_SPAWN_TYPES = ("UnpicklingError", "EOFError")
-"""Errors of a spawned process that cannot read its task, because its parent has ended."""
+_SPAWNED_MAIN = re.compile(r"/multiprocessing/(?:spawn|forkserver|synchronize)\.py$")
+_SPAWN_TYPES = ("UnpicklingError", "EOFError", "FileNotFoundError")
+"""Errors of a spawned process that cannot read its task or open its locks, because its parent has ended."""
 _AT_EXIT = "driver shutting down"
 """CUDA's error for a call made while the process is already ending."""
 _IS_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---|Error in atexit\._run_exitfuncs")
@@ -166,7 +172,7 @@ def is_victims(entry: LogLine) -> bool:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
     if type_of(entry) in _BACKEND_TYPES or any(mark in text for mark in _TIMEOUTS):
         return True
-    if LOST_PEER.search(text) is not None and not _is_of_another_package(entry):
+    if LOST_PEER.search(text) is not None and not _is_of_another_package(entry) and not _is_own_raise(entry):
         return True
     return type_of(entry) in _GENERIC_TYPES and _is_of_communication(entry, text)
 
@@ -175,6 +181,19 @@ def _is_of_another_package(entry: LogLine) -> bool:
     """Return True for an error class of a package that ranks do not communicate through: a tracker, a client."""
     root, dot, _ = entry.text("type").partition(".")
     return bool(dot) and root not in _COMMUNICATION_PACKAGES
+
+
+def _is_own_raise(entry: LogLine) -> bool:
+    """Return True if a `raise` in the user's code raised the error, and its message names nothing that ranks share."""
+    links = read_traceback(entry.text("traceback"))
+    code = [line.strip() for line in entry.text("traceback").splitlines() if line.strip(" ^~")]
+    return (
+        bool(links)
+        and bool(links[-1].frames)
+        and not links[-1].frames[-1].is_library
+        and code[-1].startswith("raise ")
+        and _SHARED_PARTS.search(entry.text("message")) is None
+    )
 
 
 def _is_of_communication(entry: LogLine, text: str) -> bool:

@@ -10,6 +10,7 @@ from tests.analyzers.evidence.written import diagnosed
 
 LIB = "/opt/py/lib/python3.11"
 UNCAUGHT = ("/job/fit.py", 70, "<module>")
+RAISING = "/job/client.py"
 IN_READER = ("/job/reader.py", 12, "fetch")
 STEP = "0: step {n} loss 2.{n:03d} time 0.5\n"
 STEPS = "".join(STEP.format(n=n) for n in range(40, 50))
@@ -18,7 +19,8 @@ ENDED = "E0301 02:07:08.1 71 torch/distributed/elastic/multiprocessing/api.py:83
 
 def raised(rank: int, error: str, *frames: tuple[str, int, str]) -> str:
     prefix = f"[rank{rank}]: "
-    lines = (f'{prefix}  File "{path}", line {line}, in {name}\n{prefix}    run()\n' for path, line, name in frames)
+    code = "raise found" if frames[-1][0] == RAISING else "run()"
+    lines = (f'{prefix}  File "{path}", line {line}, in {name}\n{prefix}    {code}\n' for path, line, name in frames)
     return f"{prefix}Traceback (most recent call last):\n{''.join(lines)}{prefix}{error}\n"
 
 
@@ -91,3 +93,25 @@ def test_an_error_of_a_process_that_was_being_ended_is_a_consequence(tmp_path: P
     error = raised(2, "RuntimeError: the writer is closed", UNCAUGHT, ("/job/save.py", 3, "save"))
     assert diagnosed(tmp_path, "job.log", STEPS + stop + error).fired[0].cause == "cancelled"
     assert diagnosed(tmp_path, "job.log", STEPS + error + stop).fired[0].cause == "exception"
+
+
+@pytest.mark.parametrize(
+    ("error", "file", "cause"),
+    [
+        ("TimeoutError: the catalogue gave no answer: timed out after 60 s", RAISING, "exception"),
+        ("TimeoutError: timed out waiting for rank 0 to build the index", RAISING, "connection_lost"),
+        ("TimeoutError: the catalogue gave no answer: timed out after 60 s", "/job/fit.py", "connection_lost"),
+    ],
+)
+def test_a_timeout_that_the_program_raises_itself_is_its_own_error(
+    tmp_path: Path, error: str, file: str, cause: str
+) -> None:
+    (found,) = diagnosed(tmp_path, "job.log", STEPS + raised(3, error, UNCAUGHT, (file, 8, "ask"))).fired
+    assert found.cause == cause
+
+
+def test_a_worker_without_its_parents_locks_is_a_consequence(tmp_path: Path) -> None:
+    frames = (f"{LIB}/multiprocessing/spawn.py", 120, "main"), (f"{LIB}/multiprocessing/synchronize.py", 110, "load")
+    worker = raised(6, "FileNotFoundError: [Errno 2] No such file or directory", *frames)
+    root = raised(1, "ValueError: the record has no label", UNCAUGHT, IN_READER)
+    assert diagnosed(tmp_path, "job.log", STEPS + worker + root).fired[0].ranks == (1,)

@@ -268,6 +268,11 @@ def test_an_assertion_in_native_code_does_not_ask_for_the_kernel_log(tmp_path: P
         ("slurmstepd: error: JOB 41 CANCELLED DUE TO TIME LIMIT", "time_limit"),
         ("submitit INFO (2026-03-01 08:31:00,1) - Job has timed out. Ran 9 minutes out of requested 9.", "time_limit"),
         ("Handling auto-requeue signal: 10", "cancelled"),
+        ("srun: sending Ctrl-C to StepId=41.0", "cancelled"),
+        (
+            '[rank1]: ValueError: Trying to set a tensor of shape torch.Size([2]) in "w" (which has ...',
+            "checkpoint_differs",
+        ),
         ("slurmstepd-n-2: error: pyxis: couldn't start container", "launch_failed"),
         ("[Cycle 0] Section 'step' has been open for 312.00 seconds. Timeout is 300.00 seconds.", "all_entered"),
         ("ERROR: [Errno 98] error while attempting to bind on ('::', 80): address already in use", "port_in_use"),
