@@ -28,6 +28,7 @@ from store.readers.logs.blocks.exceptions import (
     rank_in_head,
     read_error_file,
     read_last_line,
+    read_quoted_traceback,
     read_terminate,
     read_traceback,
 )
@@ -332,7 +333,8 @@ class _Scan:
             texts = (near for _, near in self._following(window, line_end))
             return self._starts.restart(text[prefix.length :], texts, number, prefix.wall_ns, self._step_lines)
         if rule.block == "traceback":
-            found = read_traceback(self._following(window, line_end), prefix, text)
+            quoted = read_quoted_traceback(text, prefix)
+            found = quoted or read_traceback(self._following(window, line_end), prefix, text)
             return found and {**rank_in_head(self._before(window, line_end), prefix), **found}
         if rule.block in READERS_OF_BLOCK:
             return READERS_OF_BLOCK[rule.block](self._following(window, line_end))

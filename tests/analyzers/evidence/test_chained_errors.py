@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -139,4 +140,18 @@ def test_the_errors_of_an_exception_group_are_read(tmp_path: Path, prefix: str, 
     text = "".join(f"{prefix}{line}\n" for line in GROUP.splitlines())
     (found,) = diagnosed(tmp_path, "job.log", text).fired
     assert (found.status, found.ranks) == ("fired", ranks)
+    assert "raised KeyError: 'part-9' (job/reader.py:4 in fetch)" in found.summary
+
+
+LINES = [
+    "Traceback (most recent call last):\n",
+    '  File "/job/reader.py", line 4, in fetch\n',
+    "KeyError: 'part-9'\n",
+]
+
+
+@pytest.mark.parametrize("quoted", [repr(LINES), f"failed: {''.join(LINES)!r}", json.dumps({"error": "".join(LINES)})])
+def test_a_traceback_that_a_line_quotes_is_read(tmp_path: Path, quoted: str) -> None:
+    (found,) = diagnosed(tmp_path, "job.log", f"[rank3]: {quoted}\n").fired
+    assert found.ranks == (3,)
     assert "raised KeyError: 'part-9' (job/reader.py:4 in fetch)" in found.summary

@@ -21,6 +21,7 @@ __all__ = [
     "rank_in_head",
     "read_error_file",
     "read_last_line",
+    "read_quoted_traceback",
     "read_terminate",
     "read_traceback",
 ]
@@ -48,6 +49,9 @@ _GROUP = re.compile(r"( {2,})(?:\+ Exception Group |\| )Traceback \(most")
 """Head of an exception group's traceback, or of one of its exceptions, each line of which has a margin."""
 _GROUP_RULE = re.compile(r" *\+[-+]{4,}")
 """Line between the exceptions of a group."""
+_QUOTED = re.compile(r"\(most recent call last\):\\n(.*)$")
+"""Traceback that a program printed in one line, as the repr of a text or of a list of lines."""
+_QUOTED_BREAK = re.compile(r"\\n(?:['\"], ?['\"])?")
 _CHAINED = re.compile(r"^(?:The above exception was the direct|During handling of the above)")
 _RECORD = re.compile(
     r"^(?:(?:slurmstepd|srun|mpirun): |(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w.]+:\S|[EWIF]\d{4} \d\d:\d\d:\d\d|"
@@ -137,6 +141,16 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
         found["message"] = "\n".join(message).strip()[:MAX_MESSAGE]
         found |= _stated_rank(f"{head}\n{found['message']}")
     return found
+
+
+def read_quoted_traceback(text: str, writer: Prefix) -> dict[str, Any] | None:
+    """Read the exception of a traceback that a line quotes, with `\\n` between its lines. None if there is none."""
+    quoted = _QUOTED.search(text)
+    if quoted is None:
+        return None
+    rest = quoted[1].removeprefix("', '").removeprefix('", "').replace("\\'", "'").replace('\\"', '"')
+    *lines, last = _QUOTED_BREAK.split(rest)
+    return read_traceback(((writer, line) for line in (*lines, last.rstrip("\"')]}"))), writer, text)
 
 
 def _stated_rank(message: str) -> dict[str, Any]:
