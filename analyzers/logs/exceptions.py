@@ -235,4 +235,5 @@ def relevance(entry: LogLine, book: LogBook) -> Relevance:
     if last.kind == "in_thread":
         is_next = entry.kind == "exception" and entry.line - last.line <= 2
         return "fatal" if not is_next else "ignored" if _IS_IGNORED.search(last.message) else "aside"
-    return "after" if last.kind in _TEARDOWN else "fatal"
+    is_over = (last.number("later_steps") or 0) < SHARED.min_times  # otherwise another job appended to the file
+    return "after" if last.kind in _TEARDOWN and is_over else "fatal"

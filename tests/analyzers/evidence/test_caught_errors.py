@@ -93,6 +93,8 @@ def test_an_error_of_a_process_that_was_being_ended_is_a_consequence(tmp_path: P
     error = raised(2, "RuntimeError: the writer is closed", UNCAUGHT, ("/job/save.py", 3, "save"))
     assert diagnosed(tmp_path, "job.log", STEPS + stop + error).fired[0].cause == "cancelled"
     assert diagnosed(tmp_path, "job.log", STEPS + error + stop).fired[0].cause == "exception"
+    next_job = STEPS + stop + STEPS + error
+    assert diagnosed(tmp_path, "job.log", next_job).fired[0].cause == "exception"
 
 
 @pytest.mark.parametrize(
