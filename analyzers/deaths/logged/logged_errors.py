@@ -59,6 +59,7 @@ _NO_EVIDENCE = (
     "is_warning",
     "later_steps",
     "own_rank",
+    "local_rank",
     "chained",
 )
 

@@ -68,7 +68,7 @@ def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, know
         candidates += [known.of_local(prefix.local_rank, log)]
         candidates += [
             known.of_local(fields.get("local_rank"), log)
-            if event.kind in ("worker_failed", "worker_proc_died", "process_terminated")
+            if event.kind in ("worker_failed", "worker_proc_died", "process_terminated", "exception")
             else None
         ]
     return next((rank for rank in candidates if isinstance(rank, int) and 0 <= rank < _MAX_RANKS), None)

@@ -256,3 +256,18 @@ def test_a_cuda_driver_shutdown_message_is_not_the_cause(tmp_path: Path) -> None
 def test_a_symbol_missing_from_the_driver_library_is_a_version_mismatch(tmp_path: Path) -> None:
     text = "Can't find nvmlDeviceX: /lib64/libnvidia-ml.so.1: undefined symbol: nvmlDeviceX\n"
     assert [(one.cause, one.ranks) for one in diagnose(tmp_path, job=text).fired] == [("version_mismatch", ())]
+
+
+SPAWNED = "torch.multiprocessing.spawn.ProcessRaisedException:\n\n-- Process 3 terminated with the following error:\n"
+CHAINED = "OSError: file 7 is truncated\n\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize("text", [WORKER, raised("", CHAINED + raised("", "ValueError: bad sample"))])
+def test_a_spawned_process_is_the_rank_that_raised_the_error(tmp_path: Path, text: str) -> None:
+    first = diagnose(tmp_path, job=SPAWNED + text).fired[0]
+    assert (first.cause, first.status, first.ranks) == ("exception", "fired", (3,))
+
+
+def test_a_spawned_process_of_one_of_several_nodes_names_no_rank(tmp_path: Path) -> None:
+    text = "launching with nnodes=2\n" + SPAWNED + WORKER
+    assert diagnose(tmp_path, job=text).fired[0].ranks == ()

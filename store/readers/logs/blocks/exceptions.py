@@ -73,6 +73,8 @@ _OWN_RANK = re.compile(
 """Forms in which torch_npu, Habana's bridge and torch.distributed.checkpoint name the rank that raised an error."""
 _SNIPPET = re.compile(r"^\[Rank (\d{1,6}(?:,\d{1,6}){0,4095}) Error Snippet\]:\s*$")
 """Line above the end of a traceback that Ray Train's controller quotes, with the ranks that raised the error."""
+_SPAWNED = re.compile(r"^-- Process (\d{1,6}) terminated with the following error:")
+"""Line of torch.multiprocessing.spawn above the traceback of a process; programs start one process per local rank."""
 _EVENT = "torchelastic.worker.status."
 _CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 
@@ -195,15 +197,25 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefi
 
 
 def rank_in_head(lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[str, Any]:
-    """{"own_rank": rank} if the head of a traceback names the rank that raised it, {"ranks": "0,3"} if several did.
+    """{"own_rank": rank} if the head of a traceback names the rank that raised it, {"ranks": "0,3"} if several did,
+    {"local_rank": 3} below the line of a process that torch.multiprocessing spawned.
 
     `lines`: above its first or last line.
     """
+    is_in_chain = False
     for prefix, text in lines:
-        if prefix.stream == writer.stream and not text.startswith("  "):
-            if snippet := _SNIPPET.match(text):
-                return {"ranks": snippet[1]} if "," in snippet[1] else {"own_rank": int(snippet[1])}
-            return _stated_rank(text) if _NEW.match(text) else {}
+        if prefix.stream != writer.stream or text.startswith("  "):
+            continue
+        if snippet := _SNIPPET.match(text):
+            return {"ranks": snippet[1]} if "," in snippet[1] else {"own_rank": int(snippet[1])}
+        if spawned := _SPAWNED.match(text):
+            return {"local_rank": int(spawned[1])}
+        if _NEW.match(text) and (stated := _stated_rank(text)):
+            return stated
+        is_head = text.startswith("Traceback (most recent call last)")
+        is_in_chain = (is_in_chain and not is_head) or _CHAINED.match(text) is not None
+        if text and not is_head and not (is_in_chain and (_CHAINED.match(text) or RAISED.match(text))):
+            return {}
     return {}
 
 
