@@ -49,10 +49,26 @@ _MEANINGS: Mapping[str, str] = {
     "EI0006": "no socket to another rank within the timeout",
     "EI0007": "HCCL could not allocate a resource, such as memory or a stream",
     "EI0008": "HCCL's versions differ between ranks",
+    "EI0009": "HCCL could not set up a link between two ranks",
+    "EI0010": "direct access between two NPUs failed",
+    "EI0011": "the device is out of memory",
+    "EI0012": "a copy between devices failed",
+    "EI0013": "a transfer over RoCE failed",
+    "EI0014": "a value in the rank table is invalid",
+    "EI0015": "not all ranks reached the first one of the communicator",
+    "EI0016": "a setting is invalid, or differs between ranks",
+    "EI0017": "an entry of the rank table is missing",
+    "EI0018": "a transfer over UB failed",
+    "EI0019": "HCCL could not listen on a port of the host",
+    "EI0020": "HCCL could not listen on a port of the NPU",
+    "EJ0001": "HCCP could not start, most often because the last process still runs",
+    "EJ0002": "a network port is down",
+    "EJ0003": "HCCP could not listen on its port",
+    "EJ0004": "an IP address of the rank table is not the NPU's",
 }
 _CODE = re.compile(
     r"(?:error code(?: is)?:?|runtime (?:result|error code)\s*[=:]|retCode[=:]|\bret[=:]) *(?P<number>\d{6})\b|"
-    r"\b(?P<name>EI000\d)\b"
+    r"\b(?P<name>E[IJ]00\d\d)\b"
 )
 
 

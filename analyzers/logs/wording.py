@@ -85,8 +85,12 @@ NCCL_PARTS: Mapping[str, tuple[str, str]] = {
         "reductions in the switches (SHARP)",
         "Check the fabric's aggregation manager. NCCL_COLLNET_ENABLE=0 avoids it.",
     ),
+    "operation not supported": (
+        "a feature of CUDA that the driver or the virtual GPU lacks",
+        "Update the driver to one for this build's CUDA. On a virtual GPU, turn on unified memory (vGPU: enable_uvm).",
+    ),
 }
-"""Parts of NCCL that a job can do without, by the source file or CUDA error in its line: name, and next step."""
+"""What NCCL could not set up, by the source file or CUDA error in its line, files first: name, and next step."""
 
 _DO_OF_MAKER = (
     (

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from analyzers.logs.exceptions import Relevance, text_of, words_of
 from analyzers.logs.log_events import LogLine
+from analyzers.wording import ranks_text
 from store.readers.logs.rules import cause_of
 
 __all__ = ["Reason", "join_failed_writes", "stated_reason"]
@@ -28,6 +29,8 @@ _BARRIER_KEY = re.compile(r"store_based_barrier_key:(\d{1,9})")
 _JOINING = re.compile(r"waiting for clients|clients joined|RendezvousTimeoutError|kicked out of the rendezvous")
 _JOIN_KEY = re.compile(r"torch\.rendezvous|\binit/")
 _END_KEY = "torchelastic/agent/terminal_state"
+_UNCONNECTED = re.compile(r"unconnected ranks: \W{0,3}\[([\d, ]{1,400})\]")
+"""The ranks that did not reach the first one of a communicator, as HCCL lists them."""
 _JOIN_CALLS = {"init_process_group", "next_rendezvous", "rendezvous", "_create_c10d_store", "_rendezvous"}
 _GROUP_CALLS = {"new_group", "new_subgroups", "split_group", "_new_process_group_helper", "init_device_mesh"}
 _BARRIER_CALLS = {"barrier", "monitored_barrier"}
@@ -60,6 +63,10 @@ _END = Reason(
     text="A launcher waited for the others at the end of the job, and not all of them arrived: {error}",
     do="Read the ends of the launchers' logs on the other nodes: the training had ended on this one.",
 )
+_SETTINGS = Reason(
+    text="HCCL refused a setting of the job: {error}",
+    do="Correct that environment variable, or that entry of the rank table, on the hosts that report it.",
+)
 _OTHER = "A wait for a key of the store timed out: {error}"
 
 
@@ -69,7 +76,20 @@ def stated_reason(entry: LogLine) -> Reason | None:
     kind = rule.kind if entry.kind == "exception" and rule is not None else entry.kind
     if kind == _FAILED_WRITE:
         return _WRITE
+    if kind == "hccl_rank_table":
+        return _SETTINGS
+    if kind == "hccl_detect" and (listed := _UNCONNECTED.search(text_of(entry))):
+        return _unconnected(tuple(int(rank) for rank in listed[1].split(",") if rank.strip()))
     return _of_wait(text_of(entry), entry.text("traceback")) if kind in _WAITS else None
+
+
+def _unconnected(ranks: tuple[int, ...]) -> Reason:
+    names = ranks_text(ranks)
+    return Reason(
+        text=f"{names[:1].upper()}{names[1:]} of a communicator did not reach its first rank in time{{at}}",
+        do="Read the ends of the logs of these ranks: HCCL counts the ranks of each communicator from 0. If none of "
+        "them failed, check that their hosts reach the first one (HCCL_SOCKET_IFNAME), or raise HCCL_CONNECT_TIMEOUT.",
+    )
 
 
 def _of_wait(text: str, traceback: str) -> Reason | None:

@@ -1,0 +1,95 @@
+"""Errors of communication libraries as other programs quote them: NCCL's texts, HCCL's codes in both of its formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.report.wording.explained import next_step
+from tests.analyzers.evidence.written import diagnosed
+
+RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in main\n    step()\n{error}\n'
+
+
+def of_rank(rank: int, text: str) -> str:
+    return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "horovod.common.exceptions.HorovodInternalError: ncclAllReduce failed: unhandled system error",
+        "horovod.common.exceptions.HorovodInternalError: ncclCommInitRank failed: internal error",
+        "jaxlib.xla_extension.XlaRuntimeError: INTERNAL: NCCL operation ncclCommInitRank(&comm, 8, id, 0) failed: "
+        "unhandled cuda error (run with NCCL_DEBUG=INFO for details).",
+        "cupy_backends.cuda.libs.nccl.NcclError: NCCL_ERROR_SYSTEM_ERROR: unhandled system error",
+        "tensorflow.python.framework.errors_impl.InternalError: NCCL: unhandled system error. Set NCCL_DEBUG=WARN.",
+        "xgboost.core.XGBoostError: [10:01:12] /w/nccl_device_communicator.cuh:120: NCCL failure: invalid usage",
+    ],
+)
+def test_an_error_of_nccl_blames_no_rank_whoever_quotes_it(tmp_path: Path, error: str) -> None:
+    text = of_rank(1, RAISED.format(error=error)) + of_rank(0, RAISED.format(error=error))
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks, first.status) == ("nccl_error", (), "suspect")
+
+
+def test_the_failed_transfer_that_nccl_reports_explains_horovods_error(tmp_path: Path) -> None:
+    error = "tensorflow.python.framework.errors_impl.UnknownError: ncclAllReduce failed: unhandled system error"
+    warning = "node1:94:98 [0] transport/net_ib.cc:839 NCCL WARN NET/IB : Got completion with error 12, opcode 1, len 0"
+    text = f"[1,1]<stdout>:{warning}, vendor err 129\n"
+    text += "".join(f"[1,1]<stderr>:{line}\n" for line in RAISED.format(error=error).splitlines())
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("infiniband", ())
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [("init.cc:416", "the driver or the virtual GPU lacks"), ("transport/nvls.cc:254", "NVLink SHARP")],
+)
+def test_a_feature_that_the_driver_lacks_is_named(tmp_path: Path, place: str, part: str) -> None:
+    text = f"gpu1:9:12 [0] {place} NCCL WARN Cuda failure 'operation not supported'\n"
+    error = "torch.distributed.DistBackendError: NCCL error in: x.cpp:7, unhandled cuda error"
+    text += of_rank(0, RAISED.format(error=error))
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert part in first.summary
+
+
+HCCL = """RuntimeError: create_config:torch_npu/compiler_depend.ts:102 HCCL function error: hcclCommInitRootInfoConfig, error code is 7
+[ERROR] 2026-04-24-16:14:56 (PID:46, Device:0, RankID:2) ERR02200 DIST call hccl api failed.
+"""  # noqa: E501
+FORMATS = ("{code}: [PID: 46] 2026-04-24-16:14:56.9 {text}", "[PID: 46] 2026-04-24-16:14:56.9 A_Title({code}): {text}")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("code", "text", "cause"),
+    [
+        ("EI0004", "Failed to parse the ranktable file /job/table.json. Reason: no such file", "rendezvous"),
+        ("EI0005", "The parameters of operator AllReduce are inconsistent between ranks, parameter count", "mismatch"),
+        ("EI0006", "Getting socket times out. Reason: the peer is late", "connection_lost"),
+        ("EI0008", "The cann-hcomm versions are inconsistent. The local 8.0, the remote 8.1.", "version_mismatch"),
+        ("EI0009", "Device 3 transport init error. Reason: The network port is down.", "infiniband"),
+        ("EI0011", "Failed to allocate 2097152 bytes of NPU memory.", "out_of_memory"),
+        ("EI0013", "An error CQE occurred during operator execution. Local information: server 10.0.0.9", "infiniband"),
+        ("EI0019", "Failed to enable listening. Reason: IP address 10.0.0.9 and port 5001 have already been bound.",
+         "port_in_use"),
+        ("EJ0003", "Failed to bind the IP port. Reason: IP address and port have been bound already.", "port_in_use"),
+    ],
+)  # fmt: skip
+def test_a_code_of_hccl_names_the_cause_below_torch_npus_error(
+    tmp_path: Path, form: str, code: str, text: str, cause: str
+) -> None:
+    error = RAISED.format(error=HCCL + form.format(code=code, text=text))
+    first = diagnosed(tmp_path, "job.log", of_rank(2, error)).fired[0]
+    assert first.cause == cause
+    assert first.ranks == ((2,) if cause == "out_of_memory" else ())
+
+
+def test_the_ranks_that_hccl_lists_as_unconnected_are_in_the_sentence(tmp_path: Path) -> None:
+    listed = 'No rank can connect to the root node within the timeout period. List of unconnected ranks: "[1,7,]".'
+    error = RAISED.format(error=HCCL + FORMATS[1].format(code="EI0015", text=f"Failed to collect. Reason: {listed}"))
+    first = diagnosed(tmp_path, "job.log", of_rank(2, error)).fired[0]
+    assert (first.cause, first.status, first.ranks) == ("rendezvous", "suspect", ())
+    assert first.summary.startswith("Ranks 1 and 7 of a communicator did not reach its first rank in time")
+    assert "HCCL_SOCKET_IFNAME" in next_step(first)
