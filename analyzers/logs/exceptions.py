@@ -21,6 +21,7 @@ __all__ = [
     "relevance",
     "text_of",
     "type_of",
+    "waits_for_launchers",
     "words_of",
 ]
 
@@ -71,6 +72,9 @@ _LAUNCHER_FRAMES = re.compile(
     r"/bin/(?:torchrun|accelerate|deepspeed|horovodrun|ray)\b|/torch/distributed/(?:run|launch|launcher/api)\.py"
 )
 """Frames of launchers alone."""
+_AGENTS_RENDEZVOUS = re.compile(r"/elastic/agent/server/\w+\.py\", line \d+, in _rendezvous\b")
+"""Frame of torchrun's agent while it waits for the agents of the other nodes."""
+_WAITED = re.compile(r"time[ -]?out|timed out", re.IGNORECASE)
 _COMMUNICATION_PACKAGES = (
     "torch", "torch_npu", "ray", "vllm", "sglang", "deepspeed", "megatron", "horovod", "mpi4py", "jax", "jaxlib",
     "grpc", "tensorflow", "socket", "ssl", "asyncio", "concurrent", "multiprocessing", "exceptions", "__main__",
@@ -154,6 +158,12 @@ def is_cut_start(entry: LogLine) -> bool:
     return bool(links) and _SPAWNED_MAIN.search(links[-1].frames[-1].path) is not None
 
 
+def waits_for_launchers(entry: LogLine) -> bool:
+    """Return True for torchrun's error that the launchers of other nodes did not join in time: no worker has run."""
+    is_agents = _AGENTS_RENDEZVOUS.search(entry.text("traceback")) is not None
+    return is_agents and _WAITED.search(words_of(entry)) is not None
+
+
 def is_uncaught(entry: LogLine) -> bool:
     """Return True if a traceback begins in a program's main module: its process ends."""
     first = entry.text("traceback").find('File "')
@@ -167,6 +177,8 @@ def is_victims(entry: LogLine) -> bool:
         return _WAITING_FRAMES.search(entry.text("traceback")) is not None
     if is_cut_start(entry):
         return True
+    if waits_for_launchers(entry):
+        return False
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)

@@ -29,6 +29,7 @@ from analyzers.logs.exceptions import (
     relevance,
     text_of,
     type_of,
+    waits_for_launchers,
     words_of,
 )
 from analyzers.logs.log_events import LogBook, LogLine
@@ -218,6 +219,8 @@ _NOT_LINES = ("ray_memory", *_NAMES_RANKS)
 
 
 def _cause(entry: LogLine, rule: Rule | None) -> str:
+    if waits_for_launchers(entry):
+        return "rendezvous"
     if rule is None or rule.role == "victim":
         return "host_out_of_memory" if type_of(entry) == "MemoryError" else "exception"
     if rule.role == "nccl":

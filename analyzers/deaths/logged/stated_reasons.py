@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from analyzers.logs.exceptions import Relevance, text_of, words_of
+from analyzers.logs.exceptions import Relevance, text_of, waits_for_launchers, words_of
 from analyzers.logs.log_events import LogLine
 from analyzers.wording import ranks_text
 from store.readers.logs.rules import cause_of
@@ -63,6 +63,11 @@ _END = Reason(
     text="A launcher waited for the others at the end of the job, and not all of them arrived: {error}",
     do="Read the ends of the launchers' logs on the other nodes: the training had ended on this one.",
 )
+_LAUNCHERS = Reason(
+    text="A launcher waited for the launchers of the other nodes, and not all of them joined: {error}",
+    do="Check that each node was started with a --node-rank of its own and with the address and port of the first "
+    "node (two nodes with rank 0 wait like this), then the launchers' logs of the other nodes and the firewall.",
+)
 _SETTINGS = Reason(
     text="HCCL refused a setting of the job: {error}",
     do="Correct that environment variable, or that entry of the rank table, on the hosts that report it.",
@@ -72,6 +77,8 @@ _OTHER = "A wait for a key of the store timed out: {error}"
 
 def stated_reason(entry: LogLine) -> Reason | None:
     """The sentence and next step for a line; None if the texts of its cause apply."""
+    if waits_for_launchers(entry):
+        return _LAUNCHERS
     rule = cause_of(words_of(entry))
     kind = rule.kind if entry.kind == "exception" and rule is not None else entry.kind
     if kind == _FAILED_WRITE:

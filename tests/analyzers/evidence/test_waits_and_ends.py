@@ -330,3 +330,37 @@ def test_an_event_of_the_network_is_told_if_the_wait_began_then(
     found = diagnosed(tmp_path, "job.log", f"{first}{event.format(clock)}\n{waited}").fired[0]
     assert found.kind == "hang"
     assert ("When this wait began, gpu-3 reported" in found.summary) == is_told
+
+
+AGENT = """Traceback (most recent call last):
+  File "/v/torch/distributed/run.py", line 870, in run
+    elastic_launch(
+  File "/v/torch/distributed/elastic/agent/server/api.py", line {line}, in {call}
+    wait(store)
+  File "/v/torch/distributed/elastic/utils/store.py", line 31, in get_all
+    data = store.get(key)
+{error}
+"""
+
+
+@pytest.mark.parametrize(
+    "error", ["torch.distributed.DistStoreError: Socket Timeout", "RuntimeError: wait timeout after 900000ms"]
+)
+def test_launchers_that_wait_for_other_nodes_have_lost_no_rank(tmp_path: Path, error: str) -> None:
+    (tmp_path / "node1.log").write_text(AGENT.format(line=551, call="_rendezvous", error=error), encoding="utf-8")
+    text = AGENT.format(line=551, call="_rendezvous", error=error)
+    diagnosed(tmp_path, "node0.log", text)
+    first = diagnose_files([tmp_path]).fired[0]
+    assert (first.cause, first.status, first.ranks) == ("rendezvous", "suspect", ())
+    assert "waited for the launchers of the other nodes" in first.summary
+    assert "--node-rank" in next_step(first)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("_exit_barrier", "torch.distributed.DistStoreError: Socket Timeout"),
+     ("_rendezvous", "torch.distributed.DistNetworkError: Connection reset by peer")],
+)  # fmt: skip
+def test_launchers_that_lost_a_connection_lack_no_node(tmp_path: Path, call: str, error: str) -> None:
+    first = diagnosed(tmp_path, "node0.log", AGENT.format(line=551, call=call, error=error)).fired[0]
+    assert "waited for the launchers of the other nodes" not in first.summary
