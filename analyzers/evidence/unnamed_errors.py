@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from analyzers.causes import COLLECT
 from analyzers.logs.candidate import Candidate, from_lines
-from analyzers.logs.exceptions import relevance
+from analyzers.logs.exceptions import relevance, text_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import NCCL_PARTS
 from analyzers.run.ends.endings import LOST_PEER
@@ -34,6 +34,18 @@ _HARMLESS = re.compile(
 )
 """Parts of error lines after which programs continue. They include progress bars, because every line on stderr may be
 marked as an error."""
+_BUILD = re.compile(
+    r"Error building extension|Error compiling objects|C\+\+ compile error|CompilationError|"
+    r"Command '?\[?['\"]?\S*\b(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|icpx|ninja)\b"
+)
+"""Messages of exceptions that a failed compiler causes: its own output names the reason."""
+_OF_COMPILER = re.compile(
+    r"^cannot find -l|No such file or directory|undefined reference|not declared|unsupported|not found|"
+    r"\bfatal\b|identifier|expected|incompatible|no matching",
+    re.IGNORECASE,
+)
+COMPILER_LINES = 120
+"""A compiler's output is searched in this many lines above and below the exception that it causes."""
 _UNEXPLAINED = ("signal", "exit", "connection_lost", "nccl_error", "launch_failed", "rendezvous")
 MAX_SHOWN = 240
 
@@ -61,6 +73,8 @@ def unnamed_errors(book: LogBook) -> list[Candidate]:
 
 def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
     """Add the first error line before an end without a stated reason, or NCCL's own warning to an NCCL error."""
+    if candidate.cause == "exception" and any(_BUILD.search(text_of(entry)) for entry in candidate.lines):
+        return _with_compilers_error(candidate, book)
     if candidate.cause not in _UNEXPLAINED or not candidate.lines:
         return candidate
     if candidate.cause == "nccl_error" and (failed := next(iter(book.of("nccl_cuda_failure")), None)):
@@ -92,6 +106,27 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
         what=f"{candidate.what}. Before it the log reports: {_text(before[0])}",
         lines=(*candidate.lines, *before[:3]),
         evidence={**candidate.evidence, "error_line": before[0].quoted},
+    )
+
+
+def _with_compilers_error(candidate: Candidate, book: LogBook) -> Candidate:
+    """Add the line in which the compiler or linker states what it lacks, nearest to the exception."""
+    first = candidate.lines[0]
+    near = [entry for entry in book.of("error_line") if entry.source == first.source
+            and abs(entry.line - first.line) <= COMPILER_LINES and _OF_COMPILER.search(entry.text("text"))]  # fmt: skip
+    if not near:
+        return candidate
+    stated = min(near, key=lambda entry: abs(entry.line - first.line))
+    return replace(
+        candidate,
+        what=f"{candidate.what}. The compiler reports {_text(stated)}",
+        lines=(*candidate.lines, stated),
+        evidence={
+            **candidate.evidence,
+            "error_line": stated.quoted,
+            "do": "Install on every node what the compiler lacks (the headers of Python and CUDA, the driver's libcuda "
+            "in the linker's path), or use an extension that is already built.",
+        },
     )
 
 

@@ -36,6 +36,14 @@ _LAUNCHER_TYPES = (
     "SignalException", "RendezvousGracefulExitError", "RendezvousConnectionError", "ActorDiedError", "RayActorError",
     "WorkerCrashedError", "ActorHandleNotFoundError",
 )  # fmt: skip
+_COMMAND = re.compile(r"Command '?\[?(?:PosixPath\()?['\"]?(?:[^\s'\",]*/)?([^\s'\",/]+)")
+"""The program in the message of a CalledProcessError."""
+_TOOLS = re.compile(
+    r"(?:[\w.-]*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ld)(?:-\d+)?|nvcc|ptxas|hipcc|icpx|ninja|make|cmake|ldconfig|"
+    r"which|whereis|nvidia-smi|rocm-smi|npu-smi|git|wget|curl|aws|gsutil|gcloud|azcopy|rclone|rsync|scp|tar|unzip|"
+    r"gzip|zstd|ffmpeg|sox|cp|mv|rm|ls|df|mount"
+)
+"""Programs that a training calls. All others may be what a launcher started, whose failure is that of the training."""
 _POINTERS = (
     "A Ray actor died",
     "See root cause above",
@@ -144,6 +152,8 @@ def is_launchers(entry: LogLine) -> bool:
         return _LAUNCHER_FRAMES.search(entry.text("traceback")) is not None
     if any(mark in entry.text("message") for mark in _POINTERS):
         return True
+    if type_of(entry) == "CalledProcessError" and (program := _COMMAND.search(entry.text("message"))):
+        return _TOOLS.fullmatch(program[1]) is None or _LAUNCHER_FRAMES.search(entry.text("traceback")) is not None
     return type_of(entry) in _LAUNCHER_TYPES or "detected that one or more processes exited" in entry.text("message")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from analyzers.diagnose import Diagnosis
+from analyzers.report.wording.explained import next_step
 from tests.analyzers.evidence.written import diagnosed
 
 STEPS = "".join(
@@ -249,3 +250,33 @@ def test_a_failure_after_the_last_step_is_quoted(tmp_path: Path, line: str, is_q
     assert verdict.startswith("The log ends in training")
     assert (f'ends with "{line}"' in verdict) == is_quoted
     assert ("No failure seen" in verdict) != is_quoted
+
+
+GCC = "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/a.c', '-lcuda']' returned non-zero exit status 1."
+BUILDS = [
+    ("/usr/bin/ld: cannot find -lcuda\ncollect2: error: ld returned 1 exit status\n", GCC, "cannot find -lcuda"),
+    ("/tmp/a.c:4:10: fatal error: Python.h: No such file or directory\ncompilation terminated.\n", GCC, "Python.h"),
+    ("", "RuntimeError: Error building extension 'fused_adam': [1/2] c++ -c a.cpp -o a.o\nFAILED: a.o\na.cpp:3:10: "
+     "fatal error: cuda_runtime.h: No such file or directory\nninja: build stopped: subcommand failed.", "cuda_ru"),
+    ("", "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\nCppCompileError: C++ compile error\n\n"
+     "Output:\n/tmp/k.cpp:2:10: fatal error: vec.h: No such file or directory\ncompilation terminated.", "vec.h"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("output", "error", "stated"), BUILDS)
+def test_a_failed_build_is_the_ranks_own_and_quotes_the_compiler(
+    tmp_path: Path, output: str, error: str, stated: str
+) -> None:
+    text = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in main\n    step()\n' + error
+    ranks = "".join(f"[rank{rank}]: {line}\n" for rank in (1, 0) for line in text.splitlines())
+    first = diagnosed(tmp_path, "job.log", output + ranks).fired[0]
+    assert (first.cause, first.status, first.ranks) == ("exception", "fired", (0, 1))
+    assert f'The compiler reports "{stated}' in first.summary
+    assert "headers of Python and CUDA" in next_step(first)
+
+
+@pytest.mark.parametrize("program", ["/usr/bin/python3", "torchrun", "fairseq-train", "bash", "conda"])
+def test_a_failed_command_that_starts_the_training_explains_nothing(tmp_path: Path, program: str) -> None:
+    error = f"subprocess.CalledProcessError: Command '['{program}', '-u', 'x']' returned non-zero exit status 1."
+    text = f'Traceback (most recent call last):\n  File "/job/start.py", line 9, in main\n    run()\n{error}\n'
+    assert not any(one.cause == "exception" for one in diagnosed(tmp_path, "job.log", text).fired)
