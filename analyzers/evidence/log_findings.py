@@ -22,7 +22,7 @@ from analyzers.deaths.logged.logged_errors import process_candidates
 from analyzers.deaths.logged.logged_hosts import host_candidates
 from analyzers.evidence.log_context import interface_candidates, peer_addresses, peer_texts, with_facts
 from analyzers.evidence.only_end import in_order_of_ends, name_only_end
-from analyzers.evidence.unnamed_errors import unnamed_errors, with_error_line
+from analyzers.evidence.unnamed_errors import failed_warnings, unnamed_errors, with_error_line
 from analyzers.finding import Finding
 from analyzers.hangs.logged.logged_calls import call_candidates
 from analyzers.health.ascend_codes import codes_in, explained_code
@@ -37,10 +37,6 @@ from analyzers.wording import ranks_text
 
 __all__ = ["analyze"]
 
-_ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not be loaded")
-"""NCCL warnings about optional features, which are no evidence of a failure."""
-_FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
-"""NCCL warnings about a failed call, as opposed to advice (a missing library, a kernel option)."""
 _PIPE = re.compile(
     r"/multiprocessing/(?:connection|queues|managers|resource_sharer|reduction|synchronize|spawn|forkserver)\.py$"
 )
@@ -250,9 +246,7 @@ def _members(book: LogBook, size: int) -> list[Candidate]:
 def _nccls(book: LogBook) -> list[Candidate]:
     """Candidate if the log only has NCCL's errors or warnings about a failed call, without a cause."""
     failed = [entry for entry, _ in book.of_role("nccl")]
-    lines = failed or [entry for entry in book.of("nccl_warning") if _FAILED.search(entry.text("text"))
-                       and not _ADVICE.search(entry.text("text"))]  # fmt: skip
-    lines = [entry for entry in lines if relevance(entry, book) != "survived"]
+    lines = [entry for entry in failed if relevance(entry, book) != "survived"] if failed else failed_warnings(book)
     if not lines:
         return []
     text = lines[0].text("text") or lines[0].message

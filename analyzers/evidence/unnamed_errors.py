@@ -16,7 +16,7 @@ from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import NCCL_PARTS
 from analyzers.run.ends.endings import LOST_PEER
 
-__all__ = ["unnamed_errors", "with_error_line"]
+__all__ = ["failed_warnings", "unnamed_errors", "with_error_line"]
 
 _CONSEQUENCE = re.compile(
     r"see (?:the )?(?:root cause|log|error|stack ?trace)|closing signal|failed \(exitcode|ChildFailed|shutting down|"
@@ -46,6 +46,10 @@ _OF_COMPILER = re.compile(
 )
 COMPILER_LINES = 120
 """A compiler's output is searched in this many lines above and below the exception that it causes."""
+_ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not be loaded")
+"""NCCL warnings about optional features, which are no evidence of a failure."""
+_FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
+"""NCCL warnings about a failed call, as opposed to advice (a missing library, a kernel option)."""
 _UNEXPLAINED = ("signal", "exit", "connection_lost", "nccl_error", "launch_failed", "rendezvous")
 MAX_SHOWN = 240
 
@@ -77,14 +81,8 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
         return _with_compilers_error(candidate, book)
     if candidate.cause not in _UNEXPLAINED or not candidate.lines:
         return candidate
-    if candidate.cause == "nccl_error" and (failed := next(iter(book.of("nccl_cuda_failure")), None)):
-        text = failed.text("error") or failed.message
-        part, do = next((about for file, about in NCCL_PARTS.items() if file in failed.message), ("", None))
-        what = f'{candidate.what}. NCCL warns of "{text[:MAX_SHOWN]}" ({failed.place})'
-        if do is None:
-            return replace(candidate, what=what)
-        what = f"NCCL could not set up {part}: {failed.message.rpartition('NCCL WARN ')[2][:MAX_SHOWN]}"
-        return replace(candidate, what=what, why=failed.quoted, evidence={**candidate.evidence, "do": do})
+    if candidate.cause == "nccl_error" and (warned := [*book.of("nccl_cuda_failure"), *failed_warnings(book)]):
+        return _with_warning(candidate, warned[0])
     end = min(book.position(entry) for entry in candidate.lines)
     known = {(entry.source, entry.line) for entry in candidate.lines}
     started: dict[str, int] = {}
@@ -107,6 +105,31 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
         lines=(*candidate.lines, *before[:3]),
         evidence={**candidate.evidence, "error_line": before[0].quoted},
     )
+
+
+def failed_warnings(book: LogBook) -> list[LogLine]:
+    """NCCL's warnings about calls that failed, after which the job did not continue."""
+    return [
+        entry
+        for entry in book.of("nccl_warning")
+        if _FAILED.search(entry.text("text"))
+        and not _ADVICE.search(entry.text("text"))
+        and relevance(entry, book) != "survived"
+    ]
+
+
+def _with_warning(candidate: Candidate, warned: LogLine) -> Candidate:
+    """Add the call that failed, as NCCL's own line states it."""
+    part, do = next((about for file, about in NCCL_PARTS.items() if file in warned.message), ("", None))
+    if do is not None:
+        what = f"NCCL could not set up {part}: {warned.message.rpartition('NCCL WARN ')[2][:MAX_SHOWN]}"
+        return replace(candidate, what=what, why=warned.quoted, evidence={**candidate.evidence, "do": do})
+    if warned in candidate.lines:
+        return candidate
+    text = warned.text("error") or warned.text("text") or warned.message
+    what = f'{candidate.what}. NCCL warns of "{text[:MAX_SHOWN]}" ({warned.place})'
+    do = candidate.evidence.get("do") or "That line names the call that failed; compare the other ranks' logs there."
+    return replace(candidate, what=what, evidence={**candidate.evidence, "do": do})
 
 
 def _with_compilers_error(candidate: Candidate, book: LogBook) -> Candidate:

@@ -93,3 +93,33 @@ def test_the_ranks_that_hccl_lists_as_unconnected_are_in_the_sentence(tmp_path: 
     assert (first.cause, first.status, first.ranks) == ("rendezvous", "suspect", ())
     assert first.summary.startswith("Ranks 1 and 7 of a communicator did not reach its first rank in time")
     assert "HCCL_SOCKET_IFNAME" in next_step(first)
+
+
+def in_nccl(kind: str) -> str:
+    error = f"torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled {kind} error, NCCL 2.21.5"
+    return of_rank(2, RAISED.format(error=error))
+
+
+LINKS = "gpu4:70:91 [2] misc/topo.cc:204 NCCL WARN Unable to read the links of device 2\n"
+
+
+def test_the_call_that_nccl_warns_of_is_quoted_with_its_error(tmp_path: Path) -> None:
+    first = diagnosed(tmp_path, "job.log", LINKS + in_nccl("system")).fired[0]
+    assert (first.cause, first.status) == ("nccl_error", "suspect")
+    assert 'NCCL warns of "Unable to read the links of device 2" (job.log:1)' in first.summary
+    assert "NCCL_DEBUG=WARN" not in next_step(first)  # the log has those warnings already
+
+
+def test_a_warning_of_a_transport_names_that_part(tmp_path: Path) -> None:
+    warned = "gpu4:70:91 [2] transport/p2p.cc:411 NCCL WARN Could not open CUDA IPC handle : failed with 217\n"
+    first = diagnosed(tmp_path, "job.log", warned + in_nccl("cuda")).fired[0]
+    assert first.cause == "nccl_error"
+    assert first.summary.startswith("NCCL could not set up direct access between GPUs (P2P): Could not open CUDA IPC")
+    assert "NCCL_P2P_DISABLE=1" in next_step(first)
+
+
+def test_a_warning_after_which_the_job_trained_on_is_not_quoted(tmp_path: Path) -> None:
+    steps = "".join(f"step {step} loss 2.{step}\n" for step in range(1, 60))
+    first = diagnosed(tmp_path, "job.log", LINKS + steps + in_nccl("system")).fired[0]
+    assert first.cause == "nccl_error"
+    assert "Unable to read" not in first.summary
