@@ -84,6 +84,8 @@ _INDENTED = re.compile(r"\[(?:rank|default|Rank|RANK)|\d{1,6}: ")
 """Prefixes with spaces before them: srun aligns its labels."""
 _BAR = re.compile(r"[ \t]+\|(?= |$)")
 """Separator that CloudWatch and loguru write between a time and the line."""
+_AFTER_TIME = re.compile(r" ?:(?= )| -(?= \[(?:[Rr]ank|default|\d{1,6}[],]))")
+"""Separator between a time and a prefix of the process, as shells write it that stamp the lines of others."""
 _GLOG_REST = re.compile(r" +\d+ +\S+:\d+\] ?| \S+:\d+\] ?|\] ?")
 
 
@@ -130,6 +132,7 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
             wall_ns = stamp.wall_ns
             at = begin + stamp.length
             rest = _GLOG_REST.match(text, at) if text[begin : begin + 2].strip("[")[:1] in "EWIF" else None
+            rest = rest or _AFTER_TIME.match(text, at)
             at = rest.end() if rest else at
             continue
         is_bracket = text[begin : begin + 1] == "["

@@ -41,6 +41,10 @@ def read(folder: Path, text: str | bytes, name: str = "job.log") -> ReadLog:
         ("\x1b[31m[rank1]: Trace\x1b[0mback\x00", 1, None, None, None, "Traceback"),
         ("2026-03-01 08:30:00,123 - ERROR - x", None, None, None, None, "- ERROR - x"),
         ("Mar  1 08:30:00 gpu-03 kernel: [  1.000001] NVRM: Xid", None, None, None, "gpu-03", "NVRM: Xid"),
+        ("2026-03-01T08:30:00.5Z: [1,12]<stdout>:loading", 12, None, None, None, "loading"),
+        ("2026-03-01 08:30:00: [rank3]: KeyError: 4", 3, None, None, None, "KeyError: 4"),
+        ("2026-03-01 08:30:00 : [default2]:loading", None, 2, None, None, "loading"),
+        ("2026-03-01 08:30:00 - [Rank 7] loading", 7, None, None, None, "loading"),
     ],
 )
 def test_what_launchers_put_before_a_line(
