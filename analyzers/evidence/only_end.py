@@ -158,14 +158,23 @@ def _only_exit(book: LogBook, ended: Ended) -> tuple[int, LogLine] | None:
 
 
 def _only_traceback(book: LogBook) -> LogLine | None:
-    """The only exception in the logs; None if there are several, or if a line of one names its rank."""
-    raised = [entry for entry in book.of("exception") if not (is_launchers(entry) or is_stop(entry))]
+    """The only exception that may end a process; None if there are several, or if a line of one names its rank."""
+    raised = [entry for entry in book.of("exception") if not (is_launchers(entry) or is_stop(entry))
+              and (entry.number("is_cut") or relevance(entry, book) == "fatal")]  # fmt: skip
     with_frames = [entry for entry in raised if entry.text("traceback")]
-    if not with_frames or any(entry.rank is not None or is_victims(entry) for entry in raised):
+    if not with_frames or any(entry.rank is not None for entry in raised):
         return None
     last_lines = [entry.text("message") for entry in raised if not entry.text("traceback")]
     if len(set(last_lines)) < len(last_lines):
         return None  # interleaved tracebacks
     first = with_frames[0]  # may contain the traceback of a loader worker
+    # a message of several lines names its cause below the line that is also read alone
+    if any(is_victims(entry) for entry in raised if entry.text("traceback") or not _begins(first, entry)):
+        return None
     are_parts = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)
     return first if are_parts and all(type_of(entry) == type_of(first) for entry in raised) else None
+
+
+def _begins(whole: LogLine, line: LogLine) -> bool:
+    """Return True if `line` is the first line of the exception's message."""
+    return bool(line.text("message")) and whole.text("message").startswith(line.text("message"))

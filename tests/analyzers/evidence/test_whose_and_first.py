@@ -271,3 +271,33 @@ def test_a_spawned_process_is_the_rank_that_raised_the_error(tmp_path: Path, tex
 def test_a_spawned_process_of_one_of_several_nodes_names_no_rank(tmp_path: Path) -> None:
     text = "launching with nnodes=2\n" + SPAWNED + WORKER
     assert diagnose(tmp_path, job=text).fired[0].ranks == ()
+
+
+IN_THREAD = (
+    "Exception in thread Reader-1:\nTraceback (most recent call last):\n"
+    '  File "/v/threading.py", line 1016, in _bootstrap_inner\n    self.run()\n'
+    '  File "/job/read.py", line 31, in run\n    item = self.queue.get(timeout=9)\n_queue.Empty\n'
+)
+RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in <module>\n    main()\n'
+CLOSING = "W0301 02:07:08.0 71 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 8 closing signal SIGTERM\n"  # noqa: E501
+
+
+@pytest.mark.parametrize("text", [
+    IN_THREAD + RAISED + "KeyError: 'text'\n" + CLOSING + ONE,
+    RAISED + "KeyError: 'text'\n" + CLOSING + IN_THREAD + ONE,
+    RAISED + "KeyError: 'text'\n" + CLOSING + RAISED + "RuntimeError: the store is gone\n" + ONE,
+])  # fmt: skip
+def test_the_only_rank_that_exited_raised_the_error_that_ends_a_process(tmp_path: Path, text: str) -> None:
+    first = diagnose(tmp_path, job=text).fired[0]
+    assert (first.cause, first.ranks) == ("exception", (4,))
+
+
+def test_of_two_errors_that_end_a_process_neither_is_of_the_only_rank_that_exited(tmp_path: Path) -> None:
+    text = RAISED + "KeyError: 'text'\n" + RAISED + "RuntimeError: the list is empty\n" + CLOSING + ONE
+    assert diagnose(tmp_path, job=text).fired[0].ranks == ()
+
+
+def test_a_message_whose_second_line_names_its_cause_is_of_the_only_rank_that_exited(tmp_path: Path) -> None:
+    error = "RuntimeError: [ERROR] HCCL error in: hccl.cpp:6\nEJ0001: [PID: 9] Failed to initialize the HCCP process.\n"
+    first = diagnose(tmp_path, job=RAISED + error + CLOSING + ONE).fired[0]
+    assert (first.cause, first.ranks) == ("device_setup", (4,))
