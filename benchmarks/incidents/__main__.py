@@ -18,12 +18,11 @@ HEAD = """\
     python -m benchmarks.incidents > docs/incidents.md
 
 Public threads rewritten as minimal logs, with the accepted cause and, where the log shows one, the accepted rank
-(`benchmarks/incidents/`, a file per topic). Each round after the first was held out and scored once, and its misses
-were fixed afterwards: **only the first scoring of a round is a test**. *Wrong culprit*: a rank that is not to blame was
-named or suspected (no verdict does so today). *Proven*: a line states the verdict. *Rank named*: of the logs that show
-a rank. `--verdicts` prints all verdicts.
+(`benchmarks/incidents/`, a file per topic). Each round after the first was scored once before its misses were fixed:
+**only that first scoring is a test**. *Wrong culprit*: a rank that is not to blame was named or suspected (none is
+today). *Proven*: a line states the verdict. *Rank named*: of the logs that show a rank. `--verdicts` prints all.
 
-Synthetic logs with a known culprit, in the wording of torchrun, srun, accelerate and DeepSpeed:
+Synthetic logs of four launchers, with a known culprit:
 
     python -m benchmarks.incidents.played --seeds 1000
 """
