@@ -20,7 +20,7 @@ __all__ = ["failed_warnings", "unnamed_errors", "with_error_line"]
 
 _CONSEQUENCE = re.compile(
     r"see (?:the )?(?:root cause|log|error|stack ?trace)|closing signal|failed \(exitcode|ChildFailed|shutting down|"
-    r"Traceback|^RAW: |force terminated|\babort(?:ing|ed)\b|^-+$|^=+$|^\*+$|"
+    r"Traceback|^RAW: |force terminated|\babort(?:ing|ed)\b|Caught signal|^-+$|^=+$|^\*+$|"
     r"^[\w.-]+: tasks? [\d,-]+: |terminat|killing|exit(?:ed|s|ing)? (?:with )?(?:code|status|return)",
     re.IGNORECASE,
 )

@@ -23,6 +23,8 @@ MAX_PARTS = 8
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u0080-\u009f\u202a-\u202e\u2066-\u2069]")
 _SPACE = re.compile(r"[ \t|]+")
+_HOST = r"(?P<host>(?![\d.]+[ :])[A-Za-z0-9][\w.-]{0,62})"
+"""A host before its process, not a time: the id of a container may begin with a digit."""
 _PARTS = (
     r"(?:> )+",  # quoted in an e-mail or an issue
     r"\[rank(?:: |[ :=])?(?P<rank>\d{1,6})\][: ]?",
@@ -31,7 +33,8 @@ _PARTS = (
     r"\[(?P<local>\d{1,4})\]:(?=\S)",  # Composer's launcher
     r"\[[A-Za-z_]\w{0,31}?(?P<local>\d{1,4})\]:(?=\S|\s)",
     r"\[[EWIF](?:\d{3,4} [\d:.]{8,20})? \S+:\d+\]",
-    r"\[(?P<host>[A-Za-z][\w.-]{0,62}):(?P<pid>\d{1,10})\](?= (?:\*\*\* |Signal|Failing at|\[ *\d+\] ))",  # Open MPI
+    rf"\[{_HOST}:(?P<pid>\d{{1,10}})\](?= (?:\*\*\* |Signal|Failing at|\[ *\d+\] ))",  # Open MPI
+    rf"\[{_HOST}:(?P<pid>\d{{1,10}}) *(?::\d{{1,10}}){{1,2}}\](?= +Caught signal )",  # UCX
     r"\[[\w./-]{1,80}:\d{1,6}(?:, rank[ :=](?P<rank>\d{1,6}))?\](?::(?=\S))?",
     r"\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w.-]{1,64})?\]<std\w{3}>:?",
     r"\[pod/(?P<host>[\w.-]{1,128})/[\w.-]{1,64}\]",
@@ -46,7 +49,7 @@ _PARTS = (
     r"[0-9a-f]{8} (?=\[rank)",
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): (?=\S)",
     r"(?:rank|RANK|Rank)[ =:](?P<rank>\d{1,6})[:,\]]? ",
-    r"(?P<host>[A-Za-z][\w.-]{0,62}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<gpu>-?\d{1,3})\] (?=NCCL|\S+ NCCL|\S+:\d+ )",
+    rf"{_HOST}:(?P<pid>\d{{1,10}}):\d{{1,10}} \[(?P<gpu>-?\d{{1,3}})\] (?=NCCL|\S+ NCCL|\S+:\d+ )",
     r"(?:(?P<host>[A-Za-z][\w.]{0,40}[-\d][\w.-]{0,40})[ /:]+)?\[?[Rr]ank[_-]?(?P<rank>\d{1,6})\]?: (?= *\S)",
     r"(?P<task>\d{1,6}): (?= *\S)",
     r"(?![A-Z]{1,4}\d{3,6}: )(?!(?i:epoch|step|iter|iteration|batch|layer|block|loss|gpu|cuda|npu|xpu|device|rank|"
@@ -57,7 +60,7 @@ _PARTS = (
     r"(?P<host>[A-Za-z][\w.-]{0,62}) [\w./()@-]{1,60}\[\d{1,10}\]:",  # syslog and journald
     r"std(?:out|err) [FP](?= )",  # CRI
     r"(?P<host>[A-Za-z][\w.-]{0,62}[-_]\d{1,4}) +\|",  # docker compose
-    r"(?P<host>[A-Za-z][\w.-]{1,62}) (?=kernel:|systemd|slurm|kubelet)",
+    rf"{_HOST} (?=kernel:|systemd|slurm|kubelet)",
     r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?= )",
     r"kernel: ?",
 )

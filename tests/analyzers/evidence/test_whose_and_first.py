@@ -301,3 +301,18 @@ def test_a_message_whose_second_line_names_its_cause_is_of_the_only_rank_that_ex
     error = "RuntimeError: [ERROR] HCCL error in: hccl.cpp:6\nEJ0001: [PID: 9] Failed to initialize the HCCP process.\n"
     first = diagnose(tmp_path, job=RAISED + error + CLOSING + ONE).fired[0]
     assert (first.cause, first.ranks) == ("device_setup", (4,))
+
+
+@pytest.mark.parametrize("crashed", [
+    "[6bd2d5e37ea2:102] *** Process received signal ***\n[6bd2d5e37ea2:102] Signal: Bus error (7)\n",
+    "[6bd2d5e37ea2:102  :0:364] Caught signal 7 (Bus error: nonexistent physical address)\n==== backtrace (tid: 364)\n",
+])  # fmt: skip
+def test_the_rank_of_a_process_in_a_container_whose_name_begins_with_a_digit(tmp_path: Path, crashed: str) -> None:
+    ready = "".join(
+        f"6bd2d5e37ea2:{100 + rank}:{200 + rank} [{rank}] NCCL INFO comm 0x55d{rank} rank {rank} nranks 4 "
+        f"cudaDev {rank} busId 1000 - Init COMPLETE\n"
+        for rank in range(4)
+    )
+    first = diagnose(tmp_path, job=ready + crashed).fired[0]
+    assert (first.cause, first.ranks) == ("signal", (2,))
+    assert "nonexistent" not in first.summary  # the signal's own line, not an error that the log reports before it
