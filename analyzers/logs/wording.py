@@ -59,6 +59,8 @@ DO_OF_LINE: Mapping[str, str] = {
     "open the port.",
     "device_held": "Usually a process of the previous job still holds the device: end it, wait ten seconds and start "
     "again (`npu-smi info`, `fuser -v /dev/davinci*`).",
+    "shared_object_gone": "The object was removed from /dev/shm while it was in use: its process ended (see how), or "
+    "a clean-up ran. systemd does that when the user's last login ends (`loginctl enable-linger USER`).",
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "
     "GPUs and the processes per node with `nvidia-smi -L` there.",
 }

@@ -46,6 +46,9 @@ _RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
 _FAILED_TOGETHER = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]")
 """The summary of torch.distributed.checkpoint that lists ranks, above the tracebacks of these ranks."""
 _LIMITS = ("too_many_processes", "too_many_files", "host_out_of_memory", "shared_memory", "disk_full")
+_MISSING = re.compile(r"/([\w.-]{1,80})\.so: cannot open shared object file")
+_BUILDING = re.compile(r"Error building extension '([\w.-]{1,80})'")
+_WITH_REASONS = ("rendezvous", "file_system", "exception")
 _PIPES = ("EOFError", "BrokenPipeError", "ConnectionResetError")
 _UNIQUE_ID = "ing ncclUniqueId from ["
 _CLAUSE = re.compile(r"[:;,] ")
@@ -73,7 +76,9 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     unstarted = [one for one in book.of("exception") if is_cut_start(one)]
     found: dict[tuple[str, str], list[tuple[LogLine, Relevance]]] = {}
     for entry in book.of("exception"):
-        if is_launchers(entry) or is_victims(entry) or is_stop(entry) or _is_closed_by_loss(entry, book):
+        if is_launchers(entry) or is_victims(entry) or is_stop(entry):
+            continue
+        if _is_closed_by_loss(entry, book) or _lacks_failed_build(entry, book):
             continue
         if _repeats(entry, unstarted):
             continue
@@ -176,6 +181,15 @@ def _is_closed_by_loss(entry: LogLine, book: LogBook) -> bool:
     )
 
 
+def _lacks_failed_build(entry: LogLine, book: LogBook) -> bool:
+    """Return True if an extension cannot be loaded because another process, which built it for all, failed to."""
+    missing = _MISSING.search(entry.text("message"))
+    if missing is None:
+        return False
+    failed = (_BUILDING.search(one.text("message")) for one in book.of("exception"))
+    return any(missing[1].startswith(name[1]) for name in failed if name is not None)
+
+
 def _was_killed_later(entry: LogLine, ended: Ended) -> bool:
     """Return True for an exception without traceback if the rank continued after it, until a signal ended the rank."""
     signal, end = ended.signals.get(entry.rank if entry.rank is not None else -1, ("", entry))
@@ -262,8 +276,8 @@ def _candidate(
         before = f"after {type_of(origin)}: {_one_line(origin.fields.get('message'), cause)[:80]}"
         at = f"{at}, {before}" if at else before
     subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
-    reason = stated_reason(first) if cause in ("rendezvous", "file_system") else None
-    template = reason.text if reason is not None else row.log_text or CAUSES["exception"].log_text
+    reason = stated_reason(first) if cause in _WITH_REASONS else None
+    template = (reason.text if reason is not None else "") or row.log_text or CAUSES["exception"].log_text
     what = template.format(who=subject, error=name, at=f" ({at})" if at else "")
     is_shared = row.blame == "outside" and len(ranks) > 1  # an error of only one rank may come from its node
     lies_between = is_shared or row.blame in ("link", "job") or _compares(text)

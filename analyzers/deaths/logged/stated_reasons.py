@@ -31,6 +31,15 @@ _JOIN_KEY = re.compile(r"torch\.rendezvous|\binit/")
 _END_KEY = "torchelastic/agent/terminal_state"
 _UNCONNECTED = re.compile(r"unconnected ranks: \W{0,3}\[([\d, ]{1,400})\]")
 """The ranks that did not reach the first one of a communicator, as HCCL lists them."""
+_COMPILED = re.compile(
+    r"(?<![\w/])(?!/tmp/)/\S*(?:/\.triton/|/triton_cache|/torchinductor_|/inductor_cache|/torch_extensions/|/torch_compile)"
+)
+"""Folders into which every rank writes what it compiles; those in /tmp are not shared."""
+_RACED = re.compile(
+    r"Stale file handle|(?<!shared object file: )No such file or directory|Device or resource busy|Text file busy|"
+    r"Directory not empty|File exists|file too short|invalid ELF header"
+)
+"""Errors of a file that another process replaced, removed or has not finished."""
 _JOIN_CALLS = {"init_process_group", "next_rendezvous", "rendezvous", "_create_c10d_store", "_rendezvous"}
 _GROUP_CALLS = {"new_group", "new_subgroups", "split_group", "_new_process_group_helper", "init_device_mesh"}
 _BARRIER_CALLS = {"barrier", "monitored_barrier"}
@@ -38,9 +47,9 @@ _BARRIER_CALLS = {"barrier", "monitored_barrier"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """`text`: template of a sentence with `{who}`, `{error}` and `{at}`. `do`: the next step; None: the cause's."""
+    """`text`: template of a sentence with `{who}`, `{error}` and `{at}`. `do`: the next step. Default: the cause's."""
 
-    text: str
+    text: str = ""
     do: str | None = None
 
 
@@ -72,6 +81,10 @@ _SETTINGS = Reason(
     text="HCCL refused a setting of the job: {error}",
     do="Correct that environment variable, or that entry of the rank table, on the hosts that report it.",
 )
+_CACHE = Reason(
+    do="Processes of several nodes write this cache, and replace each other's files: give every node a folder on a "
+    "local disk (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR).",
+)
 _OTHER = "A wait for a key of the store timed out: {error}"
 
 
@@ -83,6 +96,8 @@ def stated_reason(entry: LogLine) -> Reason | None:
     kind = rule.kind if entry.kind == "exception" and rule is not None else entry.kind
     if kind == _FAILED_WRITE:
         return _WRITE
+    if entry.kind == "exception" and _RACED.search(words_of(entry)) and _COMPILED.search(words_of(entry)):
+        return _CACHE
     if kind == "hccl_rank_table":
         return _SETTINGS
     if kind == "hccl_detect" and (listed := _UNCONNECTED.search(text_of(entry))):

@@ -123,3 +123,53 @@ def test_a_warning_after_which_the_job_trained_on_is_not_quoted(tmp_path: Path) 
     first = diagnosed(tmp_path, "job.log", LINKS + steps + in_nccl("system")).fired[0]
     assert first.cause == "nccl_error"
     assert "Unable to read" not in first.summary
+
+
+SO = "/home/u/.cache/torch_extensions/py310_cu121/fused_adam/fused_adam.so: "
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0)])
+def test_ranks_that_miss_an_extension_did_not_fail_to_build_it(tmp_path: Path, order: tuple[int, ...]) -> None:
+    missing = f"ImportError: {SO}cannot open shared object file: No such file or directory"
+    errors = {0: "RuntimeError: Error building extension 'fused_adam'", 1: missing, 2: missing}
+    text = "".join(of_rank(rank, RAISED.format(error=errors[rank])) for rank in order)
+    assert [one.ranks for one in diagnosed(tmp_path, "job.log", text).fired] == [(0,)]
+    alone = diagnosed(tmp_path, "job.log", of_rank(1, RAISED.format(error=missing))).fired[0]
+    assert (alone.cause, alone.ranks) == ("exception", (1,))
+    assert "TRITON_CACHE_DIR" not in next_step(alone)
+
+
+@pytest.mark.parametrize(("error", "is_raced"), [
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/home/u/.triton/cache/c1/f.ttir.tmp.pid_1_3'", True),
+    ("OSError: [Errno 116] Stale file handle: '/home/u/.triton/cache/c1/f.json'", True),
+    (f"ImportError: {SO}file too short", True),
+    ("ImportError: /home/u/.triton/cache/7N/launcher.so: cannot stat shared object: Stale file handle", True),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/tmp/torchinductor_u/ab/cab.py'", False),
+    ("OSError: [Errno 116] Stale file handle: '/home/u/data.bin'", False),
+])  # fmt: skip
+def test_a_cache_of_compiled_code_that_nodes_share_is_advised_to_be_local(
+    tmp_path: Path, error: str, is_raced: bool
+) -> None:
+    first = diagnosed(tmp_path, "job.log", of_rank(5, RAISED.format(error=error))).fired[0]
+    assert first.ranks == (5,)
+    assert ("TRITON_CACHE_DIR" in next_step(first)) is is_raced
+
+
+OBJECT = "RuntimeError: unable to open shared memory object </torch_29_13> in read-write mode"
+
+
+@pytest.mark.parametrize(("error", "cause", "step"), [
+    (f"{OBJECT}: No such file or directory (2)", "exception", "enable-linger"),
+    ("RuntimeError: could not unlink the shared memory file /torch_4_7 : No such file or directory (2)", "exception",
+     "enable-linger"),
+    (f"{OBJECT}: Too many open files (24)", "too_many_files", "ulimit -n"),
+    (OBJECT, "shared_memory", "--shm-size"),
+    ("RuntimeError: unable to resize file </torch_29_13> to the right size: No space left on device (28)",
+     "shared_memory", "--shm-size"),
+])  # fmt: skip
+def test_an_object_that_is_gone_from_shared_memory_is_not_a_lack_of_it(
+    tmp_path: Path, error: str, cause: str, step: str
+) -> None:
+    first = diagnosed(tmp_path, "job.log", of_rank(3, RAISED.format(error=error))).fired[0]
+    assert (first.cause, first.ranks) == (cause, (3,))
+    assert step in next_step(first)
