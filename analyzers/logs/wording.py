@@ -33,6 +33,8 @@ DO_OF_LINE: Mapping[str, str] = {
     "(pip install --force-reinstall --no-cache-dir --no-build-isolation NAME).",
     "library_mismatch": "A library of another version is found first: compare `pip list | grep -i nvidia` and "
     "`echo $LD_LIBRARY_PATH`, and keep one version of each (NCCL, cuDNN, cuBLAS).",
+    "bitsandbytes_setup": "Run `python -m bitsandbytes` on that node, and install a version with a build for torch's "
+    "CUDA (`torch.version.cuda`); libcudart must be in LD_LIBRARY_PATH.",
     "architecture_missing": "This build of torch or of an extension has no code for that GPU: install one for its "
     "architecture (`torch.cuda.get_arch_list()`).",
     "library_handle": "The library could not initialise. Usually the device's memory is full (`nvidia-smi`, a "

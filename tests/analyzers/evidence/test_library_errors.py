@@ -173,3 +173,14 @@ def test_an_object_that_is_gone_from_shared_memory_is_not_a_lack_of_it(
     first = diagnosed(tmp_path, "job.log", of_rank(3, RAISED.format(error=error))).fired[0]
     assert (first.cause, first.ranks) == (cause, (3,))
     assert step in next_step(first)
+
+
+def test_bitsandbytes_without_a_build_for_this_cuda_is_a_mismatch_of_the_job(tmp_path: Path) -> None:
+    error = (
+        "RuntimeError: \n        CUDA Setup failed despite GPU being available. Inspect the CUDA SETUP outputs above!\n"
+        "        If you suspect a bug, please open an issue."
+    )
+    text = of_rank(0, RAISED.format(error=error)) + of_rank(1, RAISED.format(error=error))
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("version_mismatch", ())
+    assert "python -m bitsandbytes" in next_step(first)
