@@ -135,7 +135,7 @@ def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
         return candidate
     last = max(open_bars, key=lambda entry: (entry.number("done") or 0) / (entry.number("of") or 1))
     spent = f" after {last.text('spent')}" if last.text("spent") else ""
-    work = f"{last.text('work').strip()}: {last.number('done'):,} of {last.number('of'):,}{spent}"
+    work = f"{last.text('work').strip()}: {last.number('done') or 0:,} of {last.number('of'):,}{spent}"
     return replace(
         candidate,
         what=f'{candidate.what}. Its last line in the log is "{work}" ({last.place})',

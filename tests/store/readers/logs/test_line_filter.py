@@ -21,7 +21,7 @@ def test_at_most_two_automata_search_for_all_rules() -> None:
 def test_every_line_with_a_literal_and_few_others() -> None:
     chooser = random.Random(4)
     parts = [*LITERALS, b"step 7", b"", b"\xff\x00\xfe", b"\r", "Größe".encode(), b"failed to find", b"NCCL INFO"]
-    lines = [b" ".join(chooser.choices(parts, [1] * len(LITERALS) + [400] * 7, k=5)) for _ in range(3000)]
+    lines = [b" ".join(chooser.choices(parts, [1] * len(LITERALS) + [len(LITERALS) / 2] * 7, k=5)) for _ in range(3000)]
     window = b"\n".join(lines)
     end = len(window) - 100
     found = [window[begin:last].rstrip(b"\n") for begin, last in LineFilter(LITERALS).lines(WindowLines(window, end))]
