@@ -79,7 +79,7 @@ def file_analyses() -> tuple[FileAnalysis, ...]:
 
 
 def analyses() -> tuple[Analysis, ...]:
-    """All analyses of all packages in the order of the verdict, then those of plug-ins."""
+    """All built-in analyses, in the order in which the verdict lists their findings, then the analyses of plug-ins."""
     return (*our_analyses(), *plugin_analyses())
 
 

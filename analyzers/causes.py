@@ -22,8 +22,8 @@ __all__ = ["CAUSES", "COLLECT", "SIGNALS", "WORDS", "Blame", "Cause", "anchor", 
 
 Blame = Literal["rank", "link", "job", "outside"]
 """Where the cause lies. rank: in the rank that reports it. link: between ranks. job: in the job's settings. outside: in
-a file system, quota or server that the reporting ranks share; if only one rank reports it, that rank is named, because
-its node may be at fault.
+a file system, quota or server that the reporting ranks share. If only one rank reports such a cause, the rank is named,
+because its node may be at fault.
 """
 
 

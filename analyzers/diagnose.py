@@ -77,8 +77,8 @@ class Diagnosis:
 
     @property
     def cards(self) -> tuple[Finding, ...]:
-        """The findings of `fired` to show. Of each kind of a plug-in, only the first three, the third with a count of
-        the rest."""
+        """The findings of `fired` to show. Of each kind of a plug-in, only the first three are kept. The third of them
+        says how many more there are."""
         return tuple(folded(self.fired, MAX_OF_A_KIND))
 
     @property
@@ -123,7 +123,7 @@ def diagnose(
     def views() -> Views:
         try:
             reduced = reduced_views(store)
-        except Exception as error:  # no disk space for copies: read the whole run, which takes longer
+        except Exception as error:  # for example, no disk space for copies: then read the whole run
             findings.append(failed_check("records", error))
             return whole_views(source)
         copies: dict[str, Any] = {
@@ -152,7 +152,7 @@ def diagnose(
             facts["steps_not_compared_ratio"] = round(covered.not_compared_ratio, 4)
     except Exception as error:
         facts = {"run_id": manifest.get("run_id"), "error": f"{type(error).__name__}: {error}"[:500]}
-        with contextlib.suppress(Exception):  # may explain the error
+        with contextlib.suppress(Exception):  # problems of the files may explain the error
             facts["file_problems"] = file_problems(source)
     try:
         account = goodput.measure(source, stall_policy(manifest), now_ns, views())
@@ -169,7 +169,7 @@ def diagnose(
     with contextlib.suppress(Exception):  # the events cannot be read; another finding reports that
         findings += recorded_findings(source)
     findings = _without_repeats(findings)
-    if facts.get("no_rank_started"):  # each check would give the same reason
+    if facts.get("no_rank_started"):  # every check lacks records for this same reason, so one finding is enough
         findings = [one for one in findings if one.status != "insufficient_data"]
         findings.append(Finding.insufficient("records", "records", "No check was made: no rank had started."))
     closed, has_ended = _closed(source, findings), now_ns is None
@@ -184,8 +184,8 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _closed(source: Source, findings: Sequence[Finding]) -> Mapping[str, str]:
-    """{id: reason why it is over}, as far as the records can be read; for an ended run, only findings that were over
-    before its end."""
+    """{id of a finding: reason why it is over}, as far as the records can be read. For a run that has ended, only
+    findings that were over before the end."""
     with contextlib.suppress(Exception):
         ((newest,),) = source.rows("SELECT max(attempt) FROM ranks") if source.has("ranks") else ((None,),)
         return closed_findings(findings, reported_findings(source), newest_attempt=newest)
@@ -201,7 +201,8 @@ def conclude(
     closed: Mapping[str, str] = MappingProxyType({}),
     has_ended: bool = False,
 ) -> Diagnosis:
-    """Order the findings and add the verdict; also for input that Rankscope did not record (`sources`).
+    """Order the findings and add the verdict. Input that Rankscope did not record is concluded in the same way
+    (`sources`).
 
     `closed`: {id: why} of findings that are over. Open ones come before them, here and on the pages. `has_ended`: also
     put findings that were open at the run's end into the past tense.
@@ -220,7 +221,7 @@ def conclude(
 
 
 def _at_present(finding: Finding, closed: Collection[str], *, has_ended: bool) -> Finding:
-    """The finding; if it is over, or if its run has ended, in the past tense."""
+    """Return the finding, in the past tense if it is over or if its run has ended."""
     if finding.status not in ("fired", "suspect"):
         return finding
     if finding.id in closed:
@@ -229,7 +230,7 @@ def _at_present(finding: Finding, closed: Collection[str], *, has_ended: bool) -
 
 
 def _redacted(finding: Finding) -> Finding:
-    """Redact secrets in a finding, whose texts may come from exceptions, logs or stacks: people paste reports."""
+    """Redact secrets in a finding, because people paste reports. Its texts may come from exceptions, logs or stacks."""
     return replace(
         finding,
         summary=_REDACTOR(finding.summary),

@@ -135,7 +135,8 @@ class Finding:
     ) -> Finding:
         """Like `insufficient`, with the summary "<what>: <why>."; analyses preset the first three by `partial`.
 
-        With `in_part` the check was made on the other records, so finding nothing there is a valid result.
+        With `in_part` the check was made on the other records. It is then a valid result that nothing was found in
+        these.
         """
         more = {"is_partly_checked": True} if in_part else {}
         return cls.insufficient(

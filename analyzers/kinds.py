@@ -109,8 +109,8 @@ _KINDS = (
 
 
 class _Kinds(Mapping[str, Kind]):
-    """The kinds by name: Rankscope's in the order of the verdict, then those of plug-ins, which are loaded when first
-    needed.
+    """The kinds by name: Rankscope's kinds in the order of the verdict, then the kinds of plug-ins. Plug-ins are loaded
+    when first needed.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ KINDS: Mapping[str, Kind] = _Kinds()
 
 
 def title_of(name: str) -> str:
-    """The title of a kind; of one that is unknown here, its name with spaces."""
+    """The title of a kind. For a kind that is unknown here, it is the kind's name with spaces."""
     return KINDS[name].title if name in KINDS else name.replace("_", " ")
 
 

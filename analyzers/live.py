@@ -3,13 +3,13 @@
     state = LiveState(stall=stall_policy(run.manifest()))
     for finding in live_findings(store, state, now_ns): ...      # new, or materially changed since it was reported
 
-The analyses are those of the post-mortem, over the last few hundred steps of the newest attempt. `LiveState` remembers
-what was reported. A finding is reported once, again if its status, cause or ranks change or it becomes more severe or
-twice as large, and a last time with status `ok` when it is over. Stragglers are checked less often than hangs.
+They use the analyses of the post-mortem, over the last few hundred steps of the newest attempt. `LiveState` remembers
+what was reported. A finding is reported once, again when it changes (status, cause, ranks, a higher severity, twice the
+size), and a last time, with status `ok`, when it is over. Stragglers are checked less often than hangs.
 
-`standstill_findings` and `ended_findings` return hangs and lost ranks, `plugin_findings` those of plug-ins,
-`record_findings` all others. `watch` calls them in three threads with separate sources, because the first two must not
-wait for a store, and none may wait for a plug-in.
+`standstill_findings` and `ended_findings` return hangs and lost ranks, `plugin_findings` returns findings of plug-ins,
+and `record_findings` all others. `watch` calls them in three threads with separate sources, because the first two must
+not wait for a store, and none may wait for a plug-in.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def ended_findings(source: Source, state: LiveState, ended: Sequence[int]) -> li
 
 
 def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
-    """New and changed findings of all other kinds, and those on earlier attempts that have not been reported: how
-    they ended, and incidents in their last steps, or in all of their steps if no `watch` ran meanwhile.
+    """New and changed findings of all other kinds. Findings on earlier attempts are included if they have not been
+    reported: how an attempt ended, and incidents in its last steps (in all its steps if no `watch` ran meanwhile).
 
     `num_ticks`: ticks since the last call, if calls are less frequent than ticks.
     """
@@ -142,10 +142,10 @@ def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
     attempt = known[-1]
     scope = _live_scope(source, attempt, state, state.judged, now_ns)
     due: dict[tuple[str, ...], _Judge] = {}
-    # A restart may be quicker than a tick: the end of an attempt must still be reported once the next one exists.
+    # A restart may take less time than a tick. So the ends of former attempts are reported when the next one exists.
     ended = [one for one in known if state.attempt <= one < attempt]
-    # Judge an ended attempt only at the next call. Records written while this call was reading are partly missing, and
-    # without its last calls a rank that aborted in a mismatch would look like any lost rank.
+    # An attempt that has ended is judged only at the next call. Records that were written while this call was reading
+    # may be missing, and without its last calls, a rank that aborted in a mismatch would look like any lost rank.
     is_new = attempt != state.newest
     if state.newest is None and scope.since_step:
         state.missed = attempt
@@ -196,7 +196,7 @@ def _both(first: _Judge, second: _Judge) -> _Judge:
 
 
 def _judged(state: LiveState, due: Mapping[tuple[str, ...], _Judge], *, attempt: int) -> tuple[list[Finding], set[str]]:
-    """Run the due analyses; returns findings worth reporting, and the kinds whose analysis did not fail."""
+    """Run the due analyses; returns findings worth reporting, and the kinds of the analyses that did not fail."""
     found: list[Finding] = []
     judged: set[str] = set()
     for kinds, judge in due.items():
@@ -239,7 +239,7 @@ def window_start(source: Source, attempt: int, window_steps: int) -> int:
 
 def _live_scope(source: Source, attempt: int, state: LiveState, judged: dict[int, int], now_ns: int) -> Scope:
     """The newest attempt's window; its newest step is noted in `judged`. It begins `window_steps` before the newest
-    step of the last call, so that every step is judged with as many earlier ones, however far two calls are apart.
+    step of the last call. So every step is judged with as many earlier steps, however long it is between two calls.
     """
     newest = _newest_step(source, attempt)
     before, judged[attempt] = judged.get(attempt, newest), newest
@@ -317,7 +317,7 @@ def _since_step(source: Source, attempt: int, state: LiveState) -> int:
 
 
 def _unreported(source: Source, found: Sequence[Finding], state: LiveState) -> list[Finding]:
-    """The findings that neither this nor another `watch` of the run has reported, as far as the source shows."""
+    """The findings that, according to the source, neither this `watch` nor another `watch` of the run has reported."""
     if not (found := [one for one in found if one.status in ("fired", "suspect")]):
         return []
     with state.lock:
@@ -338,7 +338,7 @@ def _end_of_attempt(source: Source, attempt: int, known: Sequence[int], state: L
 
 def _with_elsewhere(view: AttemptView, state: LiveState) -> AttemptView:
     if not state.sees_part:
-        return view  # all ranks record here, so one without records has never started
+        return view  # the records of all ranks are here, so a rank without records has never started
     return replace(view, elsewhere=frozenset(range(view.world_size)) - view.ranks.keys())
 
 
@@ -355,7 +355,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
     current = {finding.identity: finding for finding in found}
     for key, finding in current.items():
         state.newest_found[key], before = finding, state.reported.get(key)
-        is_closed = bool(why_closed(finding, None))  # such as a loss that fell back
+        is_closed = bool(why_closed(finding, None))  # for example, the loss has fallen back
         if before is not None and before.status != "ok" and is_closed and not why_closed(before, None):
             news += [] if state.is_stopping else [_over(state, key, finding)]
         elif before is None or (not is_closed if before.status == "ok" else changed(before, finding)):
@@ -363,7 +363,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
             news.append(finding)
     if state.is_stopping:
         return news
-    # Only lasting kinds are over when they are no longer found; a death, a NaN or a spike is not.
+    # A finding of a lasting kind is over when it is no longer found. A death, a NaN or a spike is never "over".
     for key, before in list(state.reported.items()):
         if not may_last(before.kind) or before.status == "ok" or key in current:
             continue
@@ -373,7 +373,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
 
 
 def _over(state: LiveState, key: tuple[object, ...], finding: Finding) -> Finding:
-    newest = state.newest_found.get(key)  # None if only an earlier watch found it
+    newest = state.newest_found.get(key)  # None if this `watch` never found it, but one before it did
     past = over(newest or finding, newest.last_step if newest else None)
     state.reported[key] = ended = replace(past, status="ok", severity="info", summary=f"{OVER}{past.summary}")
     return ended
@@ -383,11 +383,11 @@ def changed(before: Finding, now: Finding) -> bool:
     """Return True if a finding that was reported is to be reported again."""
     if (before.status, before.cause, before.ranks) != (now.status, now.cause, now.ranks):
         return True
-    # not if less severe, because the severity may alternate
+    # A lower severity alone is no news, because the severity may alternate.
     if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):
         return True
     if any(now.evidence.get(name) and not before.evidence.get(name) for name in ("line", "stacks")):
-        return True  # stacks have been taken since the last report
+        return True  # stacks, or the line of code, have become known since the last report
     is_comparable = before.evidence.get("measured_by") == now.evidence.get("measured_by")
     old, new = _size(before, is_comparable), _size(now, is_comparable)
     return old is not None and new is not None and new >= SHARED.doubled_factor * old > 0

@@ -40,7 +40,7 @@ class InstalledPlugin:
     explains: Mapping[str, tuple[str, ...]]
     """For each of `WHY`, `NEXT` and `FIGURES`: the kinds that the plug-in covers there."""
     problems: tuple[str, ...] = ()
-    """One line with the reason for each part that is not used."""
+    """For each part of the plug-in that is not used, one line with the reason."""
 
     @property
     def name(self) -> str:

@@ -35,7 +35,7 @@ class SharedPolicy:
     """Minimum number of occurrences (count) that are not chance: a median needs three values, and a few steps may be
     printed after an error. Source: convention."""
     trend_values: int = 5
-    """Minimum number of values (count) that show a rhythm, a trend or their noise. Source: convention."""
+    """Minimum number of values (count) that show a regular interval, a trend or their noise. Source: convention."""
     many_values: int = 8
     """Minimum number of values (count) for robust estimates of level and spread: ranks of a group, blocks, samples. For
     fewer ranks the largest deviation is used as the spread."""
@@ -45,8 +45,8 @@ class SharedPolicy:
     explained_ratio: float = 0.5
     """Minimum share of a whole that explains it (ratio)."""
     agreement_ratio: float = 0.7
-    """Share of a whole that counts as most of it (ratio): of the observations that must agree, and of an excess that
-    one phase must hold to be named. If a rank is slow in all its computing, about 60 % of its excess is in backward."""
+    """Share that counts as most of a whole (ratio). So many observations must agree, and a phase must hold so much of
+    an excess to be named. If a rank is slow in all its computing, about 60 % of its excess is in backward."""
     interval_sigmas: float = 2.0
     """Deviation of a mean, in standard errors, that can still be chance. Source: convention, 95 %."""
     sure_sigmas: float = 3.0
@@ -67,14 +67,14 @@ class SharedPolicy:
     doubled_factor: float = 2.0
     """Value / usual value (earlier, or of other ranks) from which it is clearly larger (ratio). Source: convention."""
     clear_factor: float = 3.0
-    """Value / the usual one that is sufficient evidence by itself (ratio): a transfer that still costs little, a
-    learning rate (warm-up grows by less per step), an expert's load, a switch's latency, the age of a save. Source:
-    convention.
+    """A value that is this many times the usual one is sufficient evidence on its own (ratio): a transfer that still
+    costs little, a learning rate (warm-up grows by less per step), an expert's load, a switch's latency, the age of a
+    save. Source: convention.
     """
     beyond_factor: float = 1.4
     """Minimum effect / largest effect in any other rank, group or window."""
     beyond_few_factor: float = 2.0
-    """The same if there are few others to compare with, or if the effect is over."""
+    """The same threshold if there are few others to compare with, or if the effect is over."""
     min_excess_ms: float = 0.3
     """Smallest excess per step (ms): smaller ones are within the resolution of the timer and the scheduler."""
     min_share_ratio: float = 0.005

@@ -125,7 +125,7 @@ def lacking(source: TypedSource, **needed: Sequence[str]) -> list[str]:
         known = source.has_values(table) if isinstance(source, KnowsValues) else {}
         absent += [
             f"{table}.{column}"
-            for column in columns  # one that is not in `known` is queried: the query ends at its first value
+            for column in columns  # a column that is not in `known` takes a query, which ends at the first value found
             if not (known[column] if column in known else source.rows(_ANY_VALUE.format(table=table, column=column)))
         ]
     return absent

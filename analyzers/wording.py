@@ -69,7 +69,7 @@ def ranks_before(facts: Mapping[str, Any]) -> str:
 
 
 def counted_ranks(facts: Mapping[str, Any]) -> str:
-    """`2 ranks (3 before)`: the ranks of a run, and those of its earlier attempts."""
+    """`2 ranks (3 before)`: the number of ranks of a run, and of its earlier attempts."""
     ranks, before = counted(facts.get("num_ranks"), "rank"), ranks_before(facts)
     return f"{ranks} ({before} before)" if ranks and before else ranks
 
@@ -106,15 +106,16 @@ def percent(ratio: Any) -> str:
 
 
 def rise_text(ratio: float) -> str:
-    """A rise over the earlier value as a percentage, "+52 %"; from eleven times the value on as a factor, "194x"."""
+    """A rise over the earlier value as a percentage, "+52 %"; if it is eleven times the value or more, as a factor,
+    "194x"."""
     if ratio >= MAX_PLAIN:
         return f"{ratio + 1:.2g}x"
     return f"+{100 * ratio:.0f} %" if ratio < 10 else f"{ratio + 1:,.0f}x"
 
 
 def loss_text(loss: float, decimals: int = 3) -> str:
-    """A loss with its decimals; from a million on as a power of ten, because a diverging loss may have hundreds of
-    digits. A small loss has two significant digits instead.
+    """A loss with its decimals; if it is a million or more, as a power of ten, because a diverging loss may have
+    hundreds of digits. A small loss has two significant digits instead.
     """
     if 0 < abs(loss) < 10 ** (1 - decimals):
         return f"{loss:.2g}"
@@ -165,7 +166,7 @@ def number_ranges(numbers: Sequence[int]) -> str:
     parts: dict[str, int] = {}
     for first, last in spans_of(numbers):
         size = last - first + 1
-        is_range = size >= MIN_RANGE  # as in the names of process groups
+        is_range = size >= MIN_RANGE  # names of process groups are shortened in the same way
         parts |= {f"{first}-{last}": size} if is_range else dict.fromkeys(map(str, range(first, last + 1)), 1)
     shown = list(parts)[:MAX_RANKS]
     if len(parts) > MAX_RANKS:

@@ -68,7 +68,8 @@ def main() -> None:
         st.set_page_config(page_title=markdown_text(f"{page.title} · {chosen}", 120))
         page.run()
     elif "finding" in st.query_params:
-        # the short form of a link: drawn here, because after a redirect the Back button would return to it
+        # The short form of a link to a finding. The page is drawn here and not through a redirect, because the Back
+        # button would then return to the short form, which redirects again.
         findings.findings()
     else:
         overview.overview()

@@ -255,7 +255,7 @@ def _head(title: str, access: RunAccess, view: View | None) -> None:
 def _since(state: RunState) -> str:
     if state.last_ns is None:
         return ":gray[no record yet]"
-    if state.word == "stalled":  # the ranks are silent, as the reason says, while `watch` still writes
+    if state.word == "stalled":  # the newest record is of `watch`; the reason says how long the ranks have been silent
         return ""
     old_s = max(0.0, time.time() - state.last_ns / 1e9)
     text = f"last record {units.age(old_s)} ago"

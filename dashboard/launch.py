@@ -75,7 +75,7 @@ class DashboardServer(Closing):
     def close(self) -> None:
         """Stop the server."""
         if self._process.poll() is None:
-            self._process.terminate()  # SIGINT would print a traceback while the server starts
+            self._process.terminate()  # do not send SIGINT: a server that is still starting would print a traceback
             try:
                 self._process.wait(5)
             except subprocess.TimeoutExpired:
@@ -85,7 +85,7 @@ class DashboardServer(Closing):
     def _start(self, command: list[str], environment: dict[str, str], url: str) -> None:
         """Start the server at an address, and wait until it responds."""
         self.url = url
-        self._process = subprocess.Popen(  # errors go to standard error
+        self._process = subprocess.Popen(  # standard error is inherited, so that errors are visible
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
         )
         try:
@@ -131,7 +131,8 @@ def _folder_and_run(runs: Path) -> tuple[Path, str]:
 
 
 def usable_port(preferred: int = DEFAULT_PORT) -> int:
-    """Return the preferred port (by default that of links in reports) if it is free, else any free port."""
+    """Return the preferred port if it is free, or else any free port. By default the preferred port is the one in the
+    links of reports."""
     return _free_port(preferred if _is_free(preferred) else 0)
 
 

@@ -44,7 +44,7 @@ def _is_right(given: str) -> bool:
     try:
         token = read_token(Path(os.environ[VARIABLE]))
     except ValueError:
-        return False  # the file has changed since the start: refuse all
+        return False  # the token file has become invalid since the start, so every token is refused
     with _checking:
         if hmac.compare_digest(given.strip().encode(), token.encode()):
             return True

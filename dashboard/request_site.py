@@ -31,7 +31,7 @@ def is_own_request(host: str | None, origin: str | None, allowed_hosts: Collecti
         page = urlsplit(origin)
         default = {"http": 80, "https": 443}.get(page.scheme)
         return default is not None and (page.hostname, page.port or default) == (site.hostname, port or default)
-    except ValueError:  # malformed port or address
+    except ValueError:  # the header has a malformed port or address
         return False
 
 
@@ -51,7 +51,7 @@ class SiteCheck:
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
             await send({"type": "http.response.body", "body": b"Refused: this address is not the dashboard's own.\n"})
         else:
-            # before the WebSocket is accepted, the server answers 403
+            # If a WebSocket is closed before it was accepted, the server answers with status 403.
             await send({"type": "websocket.close", "code": 1008})
 
     def _is_own(self, scope: Scope) -> bool:

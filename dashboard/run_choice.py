@@ -2,7 +2,7 @@
 
     run_id = choose_run(folder, folder.run_ids())      # draws the list; the address names the run from then on
 
-The address alone holds the choice: after Back or a link, one stored in the session would be out of date.
+Only the address holds the choice. A choice that was stored in the session would be out of date after Back or a link.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CHOICE_KEY = "run_choice"
 
 
 def choose_run(folder: RunsFolder, names: list[str]) -> str | None:
-    """Draw the list of `names`, and return the run in the address, else the run shown last, else the one that
-    the dashboard was started with, else the newest.
+    """Draw the list of `names`, and return the run in the address. Without one, return the first of these that exists:
+    the run shown last, the run with which the dashboard was started, the newest run.
 
     Returns None if the address names a missing run: showing another run instead would mislead.
     """

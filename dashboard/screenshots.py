@@ -39,11 +39,11 @@ COLLAPSES_PX = 768
 MAX_HEIGHT = 3_200
 COLOURS = 128
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
-"""Selector of a page whose script has ended."""
+"""Selector that matches when the page's script has ended."""
 PENDING = "[data-testid=stCaptionContainer]:has-text('Loading more')"
 """Selector of the caption that a page shows while a part of it is computed."""
 _UNDRAWN = "[data-testid=stSkeleton], .rankscope-chart:not(:has(.main-svg))"
-"""Selector of elements whose script has not loaded yet, which takes seconds on a busy machine."""
+"""Selector of elements that still wait for their script. Loading the script takes seconds on a busy machine."""
 _IS_WHOLE = """([settled, pending, undrawn]) => document.querySelector(settled) !== null &&
   document.querySelector(undrawn) === null &&
   ![...document.querySelectorAll(pending)].some(caption => caption.innerText.includes('Loading more'))"""
@@ -77,7 +77,7 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
                             page.locator("[data-testid=stExpandSidebarButton]").click()
                         page.get_by_role("link", name="Runs", exact=True).click()
                         page.get_by_role("heading", name="Runs", exact=True).wait_for()
-                        page.mouse.move(WIDTHS[width] / 2, 2)  # a link under the pointer looks selected
+                        page.mouse.move(WIDTHS[width] / 2, 2)  # leave the link, which would look selected
                     path = out / f"{name}-{theme}-{width}.png"
                     path.write_bytes(small(_picture(page, WIDTHS[width])))
                     yield path

@@ -68,7 +68,7 @@ class CompileProbe:
 
     def _started(self, _: Any) -> None:
         with failing_open("compilation"):
-            self._log.write()  # torch stores the reasons of a compilation only after its end callback
+            self._log.write()  # only now has torch stored the reasons of the previous compilation
             if self._span is None:
                 span = self._recorder.span("compile")
                 span.__enter__()
@@ -92,7 +92,7 @@ class CompileLog:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         utils = sys.modules.get(COMPILE_METRICS)
-        # compilations of an earlier training in this process belong to that run's records
+        # Leave out compilations that an earlier run in this process has recorded.
         self._earlier = {_key(metrics) for metrics in getattr(utils, "get_compilation_metrics", list)()}
         self._breaks = len(getattr(utils, "graph_break_reasons", []))
         self._seen: set[tuple[Any, ...]] = set()
@@ -105,7 +105,7 @@ class CompileLog:
         for metrics in getattr(utils, "get_compilation_metrics", list)():
             self._recompiled(metrics)
         breaks: list[Any] = getattr(utils, "graph_break_reasons", [])
-        if len(breaks) < self._breaks:  # torch has cleared its list
+        if len(breaks) < self._breaks:  # torch has cleared its list of graph breaks in the meantime
             self._breaks = 0
         for reason in breaks[self._breaks :]:
             self._broke(reason)

@@ -60,7 +60,7 @@ class ExpertProbe:
             return
         with failing_open("experts"), torch.no_grad():
             self.flush()
-            if not is_due or len(self._in_flight) >= MAX_IN_FLIGHT:  # counts not taken now are in the next rows
+            if not is_due or len(self._in_flight) >= MAX_IN_FLIGHT:  # counting continues until the next reading
                 return
             loads = {layer: load for layer, take in self._layers.items() if (load := take()) is not None}
             if not loads:

@@ -64,7 +64,7 @@ class GradientProbe:
         interval: int,
         models: Iterable[nn.Module] = (),
     ) -> None:
-        """`models`: models whose parameters FSDP1 may shard."""
+        """`models`: models of which FSDP1 may shard the parameters."""
         self._recorder = recorder
         self._interval = interval
         self._parameters = [(clean_name(name), parameter) for name, parameter in named_parameters]
@@ -82,7 +82,7 @@ class GradientProbe:
             return
         is_due = self._interval > 0 and step % self._interval == 0
         if not is_due and not self._in_flight:
-            return  # the case in most steps, which saves entering a context manager
+            return  # nothing to do in most steps; returning here avoids the cost of a context manager
         if is_capturing():
             return  # our kernels would become part of the graph, and a query would end the capture
         with failing_open("gradients"), torch.no_grad():
@@ -101,7 +101,8 @@ class GradientProbe:
     def norms(self) -> dict[str, Tensor]:
         """L2 norms of this rank's parts of gradients, by the ranks that share the gradient ("" for whole gradients).
 
-        Empty without gradients. On a GPU also empty between the measured steps, since every norm reads all gradients.
+        Empty without gradients. On a GPU it is also empty between the measured steps, because a norm has to read all
+        gradients.
         """
         if is_capturing():
             return {}
@@ -195,7 +196,7 @@ def _norms(gradients: list[Tensor]) -> Tensor:
     """L2 norms and largest absolute values, shape (2, number of gradients). NaN and Inf propagate."""
     wide = torch.float64 if gradients[0].dtype is torch.float64 else torch.float32
     norms = foreach_norm(gradients, 2, dtype=wide)
-    if gradients[0].is_cpu:  # the maximum norm is fused on a GPU, and twenty times slower than this on a CPU
+    if gradients[0].is_cpu:  # on a CPU, `aminmax` is twenty times as fast as the maximum norm; on a GPU that is fused
         pairs = [torch.aminmax(gradient) for gradient in gradients]
         largest = [torch.maximum(pair.max, -pair.min).to(wide) for pair in pairs]
     else:

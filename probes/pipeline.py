@@ -65,7 +65,8 @@ def record_schedule(recorder: Recorder, schedule: Any, stages: Iterable[Any]) ->
 
 
 def record_stage(recorder: Recorder, stage: Any) -> None:
-    """Record the work of `stage`, one of this rank's stages, from now on; its loss needs `record_schedule`."""
+    """From now on, record the work of `stage`, one of this rank's stages. To record the stage's loss, call
+    `record_schedule`."""
     if not isinstance(recorder, TapeRecorder):
         return
     with failing_open("pipeline"):
@@ -82,7 +83,7 @@ def record_stage(recorder: Recorder, stage: Any) -> None:
 
 def _spanned(recorder: Recorder, real: Any, kind: str, stage: int) -> Any:
     def spanned(*args: Any, **kwargs: Any) -> Any:
-        # the chunk is the first parameter; its name differs between the three functions
+        # The chunk is the first parameter of all three functions, under different names.
         chunk = args[0] if args else next(iter(kwargs.values()))
         with recorder.span(kind, microbatch=chunk, stage=stage):
             return real(*args, **kwargs)
@@ -98,7 +99,7 @@ def _spanned_reduction(recorder: Recorder, real: Any, stage: int) -> Any:
     return spanned
 
 
-# Transfers: a stage names the ones it needs; its schedule posts them, and later waits for several together.
+# Transfers. A stage names the transfers that it needs. Its schedule posts them, and later waits for several at once.
 
 
 class _Spans:
@@ -184,7 +185,7 @@ def _waiting(real: Any) -> Callable[..., Any]:
         if type(work) is not _Posted:
             return real(work)
         opened, work.opened = work.opened, []
-        one_each = len(opened) == len(work)  # NCCL may return one handle for all operations
+        one_each = len(opened) == len(work)  # False if NCCL returned one handle for several operations
         parts = [[handle] for handle in work] if one_each else [list(work)]
         for number, part in enumerate(parts):
             start = _monotonic_ns()

@@ -50,7 +50,7 @@ class Recorder(Protocol):
         """Record the block as a span; a `kind` in `step_clock.PHASES` also adds to the step's columns."""
 
     def phase_of(self, error: BaseException) -> str:
-        """The innermost span in which an error was raised just now; "" outside of all."""
+        """Name of the innermost span in which an error was just raised; "" if it was raised outside of all spans."""
 
     def begin_step(self, number: int, start_ns: int = 0) -> None:
         """Begin step `number` now, or at `start_ns` (monotonic clock): for loops that cannot use `with`."""

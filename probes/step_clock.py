@@ -61,7 +61,7 @@ _monotonic_ns = time.monotonic_ns
 
 
 class PhaseColumns(NamedTuple):
-    """Indices in a step's row for a kind of span: its time and wait, and those of the gap before it."""
+    """Indices in a step's row for a kind of span: its time and wait, and time and wait of the gap before it."""
 
     time: int = NO_COLUMN
     wait: int = NO_COLUMN
@@ -165,7 +165,7 @@ class StepClock:
         self._core_time = CoreTime()
         self._slot = -1
         self._number = 0
-        self._deferred: dict[int, list[int]] = {}  # {step number: one slot per caller that keeps it open}
+        self._deferred: dict[int, list[int]] = {}  # {step number: one entry for each caller that keeps the step open}
         self.gc = GcPauses()
         self._gc_start_ns = 0
 
@@ -193,7 +193,7 @@ class StepClock:
         row = self.row
         now = end_ns or _monotonic_ns()
         row[_DURATION] = now - self._start_ns
-        if self._gap_start_ns == self._start_ns:  # no phase in this step
+        if self._gap_start_ns == self._start_ns:  # the step has no phase, so it has no gaps between phases
             for column in _GAP_COLUMNS:
                 row[column] = _UNSET_I64
         else:
@@ -254,7 +254,7 @@ class StepClock:
         stamped = events.end(_LAST_GAP)
         if stamped is SKIPPED:
             self.row[_STAMPED] = 0
-            self.row[_DATA] = _UNSET_I64  # host times, in addition to device times in stamped steps
+            self.row[_DATA] = _UNSET_I64  # only steps with device times also keep the host's time for data
         elif stamped:
             self.defer()
 

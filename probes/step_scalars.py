@@ -85,7 +85,7 @@ class StepScalars:
                 if value is not last:  # a loss is given for two columns: convert it once
                     try:
                         last, number = value, value.item()
-                    except Exception as error:  # not a single element: skip only this value
+                    except Exception as error:  # the value has several elements, or none: skip only this value
                         record_error("scalars", error)
                         last = None
                         continue
@@ -98,14 +98,14 @@ class StepScalars:
         if columns:
             self._recorder.log(**columns)
         if not on_device or is_capturing():
-            return  # our operations on them would become part of the graph
+            return  # a CUDA graph is being captured: operations on the values would become part of it
         reading = self._reading()
         if reading is not None:
             for value, names in on_device.values():
                 reading.values.append((tuple(names), self._copied(value)))
 
     def put_in_open_step(self, **columns: float) -> None:
-        """Set columns of the current step, which will not end, and write what it has."""
+        """Set columns of the current step, and write what the step has. The step will not end."""
         self._recorder.log(**columns)
         self._recorder.write_step()
 
@@ -117,7 +117,7 @@ class StepScalars:
         if len(self._in_flight) >= MAX_IN_FLIGHT:
             return None
         if last is None or last.step != step:
-            self._recorder.defer()  # once per step: all its readings come back together
+            self._recorder.defer()  # check once per step, because all readings of a step arrive together
         self._seal()
         self._in_flight.append(_Reading(step))
         return self._in_flight[-1]
@@ -137,7 +137,7 @@ class StepScalars:
     def flush(self) -> None:
         """Write what has come back; the last reading of a step completes its record."""
         if not self._in_flight or is_capturing():
-            return  # in a capture an event would become a part of the graph, and a query would end it
+            return  # a CUDA graph is being captured: an event would become a part of it, and a query would end it
         self._seal()
         while self._in_flight and (step := self._in_flight[0].step) != self._recorder.step_number:
             readings = [reading for reading in self._in_flight if reading.step == step]
@@ -151,7 +151,7 @@ class StepScalars:
                     found |= dict.fromkeys(names, number)
                     self._pinned[pinned.dtype].append(pinned)
             columns = {name: value for name, value in found.items() if name in _COLUMNS}
-            self._recorder.log_late(step, **columns)  # even without columns, because this completes the step
+            self._recorder.log_late(step, **columns)  # even if `columns` is empty, this completes the step's record
             self._user_scalars.write(step, **{name: value for name, value in found.items() if name not in columns})
 
     def _write_rest(self) -> None:
@@ -164,12 +164,12 @@ class StepScalars:
 
 
 def _pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory of the host, also where the program has set another default device."""
+    """Memory of the host, even if the program has set another default device."""
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 def read_back(values: Tensor) -> tuple[Tensor, Any]:
-    """Start a copy to pinned memory; returns it with the event after which it has arrived."""
+    """Start a copy to pinned memory. Returns the memory, and the event after which the copy has arrived."""
     pinned = _pinned(values.shape, values.dtype)
     pinned.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

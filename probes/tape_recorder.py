@@ -215,12 +215,12 @@ class TapeRecorder:
 
     def note_error(self, error: BaseException, kind: str) -> None:
         """Remember that an error propagated out of a span of this kind."""
-        known = (id(error), type(error))  # a reference would keep its frames' tensors alive
+        known = (id(error), type(error))  # a reference to the error would keep tensors alive
         if self._last_error != known:
             self._last_error, self._last_error_in = known, (kind, self.step_number)
 
     def phase_of(self, error: BaseException) -> str:
-        """The innermost span in which an error was just raised; "" outside of all."""
+        """Name of the innermost span in which an error was just raised; "" if it was raised outside of all spans."""
         kind, step = self._last_error_in
         links: list[BaseException] = [error]
         while len(links) < _MAX_CHAIN and (before := links[-1].__cause__ or links[-1].__context__) is not None:

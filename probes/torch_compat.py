@@ -106,7 +106,7 @@ def group_configs() -> Any:
 
 
 def functional_collectives() -> Any:
-    """Return the module whose `wait_tensor` is called by tensors of functional collectives."""
+    """Return the module with the `wait_tensor` that tensors of functional collectives call."""
     from torch.distributed import _functional_collectives
 
     return _functional_collectives

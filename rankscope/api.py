@@ -151,8 +151,8 @@ class Run(_Diagnosed):
     def diagnose(self) -> Diagnosis:
         """Diagnose the records so far; the result is cached until records are added.
 
-        The result equals that of `rankscope analyze`. While the run is ending, this waits some seconds for the last
-        records."""
+        The result equals the result of `rankscope analyze`. While the run is ending, this waits some seconds for the
+        last records."""
         from analyzers.account.long_run import MEMORY_BYTES
         from store import is_watched
         from watch.verdicts.diagnosed_run import diagnosed_run
@@ -218,7 +218,7 @@ class Run(_Diagnosed):
         files = sorted(self._folder.stacks.glob("*")) if self._folder.stacks.is_dir() else []
         redact = Redactor.of(self._folder.private_manifest())
         texts = {path.name: redact(path.read_text(errors="replace")) for path in files if not file_problem(path)}
-        # ranks create their files, empty, when they start
+        # Leave out empty files: each rank creates its file when it starts.
         return {name: text for name, text in texts.items() if text.strip()}
 
     def figures(self, finding: Finding) -> tuple[Drawing, ...]:

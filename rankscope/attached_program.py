@@ -26,7 +26,8 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def main(words: list[str]) -> int:
-    """Run the program; returns its exit code, or dies of its signal."""
+    """Run the program and return its exit code. If a signal ended the program, this process ends itself with the same
+    signal."""
     from rankscope.probes.attach.launch.identity import Identity
     from rankscope.probes.attach.launch.parent_death import end_with_launcher, signal_at_parent_death
     from rankscope.probes.fail_open import failing_open, probes_disabled
@@ -65,7 +66,7 @@ def main(words: list[str]) -> int:
     if record is not None:
         with failing_open("attached_program"):
             record.ended(code)
-    if code < 0:  # die of the same signal, so that the parent sees how the program ended
+    if code < 0:  # the program died of a signal: die of the same one, so that the parent sees how it ended
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code

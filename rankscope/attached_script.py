@@ -65,7 +65,7 @@ def _names_variables(script: str) -> bool:
     try:
         with open(script, "rb") as file:
             text = file.read()
-    except OSError:  # a folder or an archive that runpy can run
+    except OSError:  # the path is a folder or an archive, which runpy can run
         return False
     return any(name.encode() in text for name in (*_NUM_THREADS, _DEBUG))
 

@@ -182,7 +182,7 @@ def _import_problem(package: str, error: ImportError) -> str:
 
 
 def _help_of(error: TyperException) -> str:
-    """The command whose help explains the mistake."""
+    """The command with the help that explains the mistake."""
     context = getattr(error, "ctx", None)
     if context is not None:
         return f"`{context.command_path} --help`"

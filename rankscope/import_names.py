@@ -45,7 +45,7 @@ class _SameModule(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has just replaced it with the spec of the second name
+        module.__spec__ = self._spec  # restore the spec, which the import system has replaced with the alias's spec
 
 
 class _ShortNames(MetaPathFinder):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl  # type: ignore[import-not-found]
     import pyarrow as pa
-else:  # for `get_type_hints`, even if they are not installed
+else:  # stand-ins, so that `get_type_hints` works even if the packages are not installed
     pa = pd = pl = SimpleNamespace(DataFrame=object, Table=object)
 
 __all__ = ["QueryResult", "distinct_names"]
@@ -38,7 +38,7 @@ class QueryResult:
         self.columns: tuple[str, ...] = distinct_names(columns)
         self.rows: list[tuple[object, ...]] = list(rows)
         self.types: tuple[str, ...] = tuple(types)
-        """DuckDB type of each column, also for an empty result; empty if unknown."""
+        """DuckDB's type of each column, known even if the result has no rows; empty if unknown."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -16,7 +16,7 @@ __all__ = [
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest.", metavar="RUN")]
 FormatOption = Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")]
-"""The option `--format`, for commands whose output is also read by programs."""
+"""The option `--format`, for commands with output that programs read, too."""
 
 
 def fail(message: str) -> NoReturn:
@@ -52,7 +52,7 @@ def echo(text: object = "", *, err: bool = False) -> None:
 def console(*, err: bool = False) -> Console:
     """Return a console with the terminal's colours and width, or plain text of a fixed width for pipes and files.
 
-    `err`: write to stderr, for progress messages of a command whose stdout is a document.
+    `err`: write to stderr. This is for progress messages of a command that prints a document to stdout.
     """
     from analyzers.report.terminal.safe_console import SafeConsole
 

@@ -6,8 +6,8 @@ with Store.open(run) as store:            # readers: analyze, dashboard
     store.query("SELECT step, max(duration_ns) AS slowest_ns FROM steps GROUP BY step ORDER BY step")
 rebuild(run)                              # the store is only a copy of the tapes
 
-Names are imported on first use, because a plug-in's process needs few of them and would otherwise take four times as
-long to start.
+Names are imported on first use: a plug-in's process needs few of them, and would take four times as long to start if
+all were imported.
 """
 
 from __future__ import annotations

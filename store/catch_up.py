@@ -70,7 +70,7 @@ def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: fl
 
 
 def _watch_finishes(path: Path) -> bool:
-    """Wait until the `watch` of an ended run has ingested the last records and exited, because a verdict on part of the
+    """Wait until the `watch` of an ended run has ingested the last records and has exited. A verdict without these
     records would be incomplete. Returns False if it takes longer than `FINAL_POLL_S`.
     """
     deadline = time.monotonic() + FINAL_POLL_S
@@ -92,7 +92,7 @@ def _copy_with_newest(
         if not path.exists():
             return _scratch_copy(run, node, folders, scratch, fresh=True)
         if path.stat().st_size <= MAX_COPY_BYTES:
-            # No writer can open the file while it is open here, so the file and its write-ahead log are consistent.
+            # While the file is open here, no writer can open it. So the file and its write-ahead log are consistent.
             held = connect_attached({"held": path}, wait_s=wait_s)
             return _scratch_copy(run, node, folders, scratch, held=held)
     return None
@@ -114,7 +114,7 @@ def _scratch_copy(
     """
     folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
     original, copy = run.store(node), folder / run.store(node).name
-    for suffix in () if fresh else (".wal", ""):  # closing a copied file releases its locks
+    for suffix in () if fresh else (".wal", ""):  # database last: closing a file releases the locks on it
         source = original.with_name(original.name + suffix)
         if source.exists() and not file_problem(source):
             shutil.copyfile(source, copy.with_name(copy.name + suffix))

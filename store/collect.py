@@ -41,8 +41,8 @@ class Collected:
 
 
 def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, force: bool = False) -> Collected:
-    """Copy the nodes' folders into one. Raises RunError if they belong to different runs (unless `force`), or if two of
-    them hold the same node or rank.
+    """Copy the nodes' folders into one. Raises RunError if two of the folders hold the same node or rank, or (without
+    `force`) if the folders belong to different runs.
     """
     runs = [RunDir.open(source) for source in sources]
     _check_same_run(runs, force=force)
@@ -138,7 +138,7 @@ def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator
     for path in (run.path / "run.json", *run.stores()):
         if problem := file_problem(path):
             left_out.append(f"{path} {problem}")
-        elif path.suffix == ".duckdb" and not _is_open(path):  # `collect` writes run.json anew
+        elif path.suffix == ".duckdb" and not _is_open(path):  # run.json is not copied: `collect` writes a new one
             yield path.name
 
 
@@ -179,7 +179,7 @@ def _copy_data(source: Path, target: Path) -> None:
             while at < end:
                 try:
                     at = os.lseek(reading.fileno(), at, os.SEEK_DATA)
-                except OSError:  # ENXIO: only a hole follows
+                except OSError:  # ENXIO: the rest of the file is a hole
                     break
                 stop = min(end, os.lseek(reading.fileno(), at, os.SEEK_HOLE))
                 while at < stop and (data := os.pread(reading.fileno(), min(stop - at, 1 << 20), at)):

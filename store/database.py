@@ -99,7 +99,7 @@ ROLE_WAIT_S = 0.5
 READER = "reader"
 """Role of a reader that brings the store up to date before it reads; it holds the lock only briefly."""
 MIRROR = "mirror"
-"""Role of a process that mirrors a published run, whose records may still arrive."""
+"""Role of a process that mirrors a run from a folder or bucket. Records of the run may still arrive."""
 NO_EXTENSIONS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -143,7 +143,7 @@ class WriterLock(Closing):
 
     def __init__(self, store: Path, *, role: str, wait_s: float = 30.0) -> None:
         path = _lock_of(store)
-        if problem := file_problem(path):  # a link would make us write to the file that it points to
+        if problem := file_problem(path):  # through a link, the lock would be written into another file
             raise StoreError(f"cannot write {path}: it {problem}; remove it")
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -182,8 +182,8 @@ def _locked(fd: int) -> bool:
 
 
 def is_watched(stores: Iterable[Path]) -> bool:
-    """Return True if a live `watch`, or a mirror of a published run, writes one of these stores: records may still
-    arrive after the run's end.
+    """Return True if a live `watch`, or the mirror of a run in a folder or bucket, writes one of these stores. Then
+    records may still arrive after the run's end.
     """
     return any(True for _ in _watched(stores))
 
@@ -209,7 +209,7 @@ def _watched(stores: Iterable[Path]) -> Iterator[Path]:
             if error.role in ("watch", MIRROR):
                 yield lock
         except StoreError:
-            continue  # a read-only folder is an archived run
+            continue  # the folder is read-only, so the run is archived and has no writer
 
 
 def _lock_of(store: Path) -> Path:
@@ -283,7 +283,7 @@ def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:
 
 
 def connect_for_file(path: Path) -> DuckDBPyConnection:
-    """Open an in-memory database whose SQL can read this one file and nothing else."""
+    """Open an in-memory database. SQL in it can read this one file and nothing else."""
     import duckdb
 
     connection = duckdb.connect(":memory:", config={**NO_EXTENSIONS, "memory_limit": "2GB"})
@@ -353,8 +353,8 @@ def drop_useless_log(path: Path, error: StoreError) -> bool:
 
 
 def quarantine(path: Path) -> Path | None:
-    """Move an unusable store and its write-ahead log aside; returns the new path. A file too short to hold rows is
-    deleted instead (a full disk may leave many of these), and so is a log without a store.
+    """Move an unusable store and its write-ahead log aside; returns the new path. A file that is too short to hold rows
+    is deleted instead, because a full disk may leave many of these. A log without a store is deleted, too.
     """
     log = log_of(path)
     is_empty = path.is_symlink() or not path.exists() or (not path.is_dir() and path.stat().st_size < _MIN_BYTES)

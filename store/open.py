@@ -40,7 +40,8 @@ class Found:
 
     @property
     def run(self) -> Path:
-        """The folder of the run, or of the newest of several runs; the path itself for anything else."""
+        """The folder of the run. If the path holds several runs, the folder of the newest one; for anything else, the
+        path itself."""
         return self.path / self.run_ids[0] if self.run_ids else self.path
 
 

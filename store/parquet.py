@@ -86,7 +86,7 @@ def _select(table: Table) -> str:
     picked = ", ".join(f'CAST("{name}" AS VARCHAR) AS "{name}"' if kind == "json" else f'"{name}"'
                        for name, kind in names)  # fmt: skip
     order = next((column.name for column in table.columns if column.is_time), "wall_ns")
-    order = order if order in dict(names) else "step"  # derived tables may have no time
+    order = order if order in dict(names) else "step"  # a derived table may have no time column
     return f'SELECT {picked} FROM {table.name} WHERE attempt IS NOT DISTINCT FROM ? ORDER BY rank, "{order}"'
 
 

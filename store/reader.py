@@ -63,11 +63,11 @@ class Store(Closing):
     ) -> None:
         self._connection = connection
         self._name = name
-        self._file = file or name  # path to name in errors about damaged files
-        self._stand_ins = stand_ins  # tables of the schema that none of the files has
-        self._is_whole = is_whole  # every table of the schema exists, perhaps as a stand-in
+        self._file = file or name  # the path that errors about damaged files name
+        self._stand_ins = stand_ins  # empty tables in place of tables of the schema that none of the files has
+        self._is_whole = is_whole  # True if every table of the schema exists, as itself or as a stand-in
         self._scratch = scratch
-        self._copies = dict(copies or {})  # relation that a session replaces -> the table with its replacement
+        self._copies = dict(copies or {})  # relation that a session replaces -> table that replaces it
         self._sessions: list[Store] = []
         self._tables: tuple[str, ...] | None = None
         self._damage: StoreCorruptError | None = None
@@ -87,12 +87,12 @@ class Store(Closing):
     ) -> Store:
         """Open the store of a run, live or dead. Raises StoreError.
 
-        `catch_up`: first ingest records that are on the tapes but not in the store (into a temporary copy if the run's
-        folder is read-only). A running `watch` does this itself, until `catch_up.FINAL_POLL_S` after all ranks have
-        ended. `include_newest`: while `watch` is running, ingest its newest records into a temporary copy. `node`:
-        without `catch_up`, open the store of this node alone, so that no other node's writer waits. `memory_bytes`:
-        DuckDB's memory limit; with `spills`, queries that exceed it spill to a temporary folder. `threads`: number of
-        DuckDB threads, by default one per core.
+        `catch_up`: first ingest records that are in the ranks' files but not in the store. If the run's folder is
+        read-only, they are ingested into a temporary copy. A running `watch` does this itself, until
+        `catch_up.FINAL_POLL_S` after all ranks have ended. `include_newest`: while `watch` is running, ingest its
+        newest records into a temporary copy. `node`: without `catch_up`, open the store of this node alone, so that no
+        other node's writer waits. `memory_bytes`: DuckDB's memory limit; with `spills`, queries that exceed it spill to
+        a temporary folder. `threads`: number of DuckDB threads, by default one per core.
         """
         with contextlib.ExitStack() as scratch:
             paths = stores_up_to_date(run, scratch, wait_s, include_newest=include_newest) if catch_up else run.stores()
@@ -185,7 +185,7 @@ class Store(Closing):
         self._connection.interrupt()
 
     def typed(self, sql: str, params: Params = None, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
-        """Run one read-only statement that a user typed; at most `max_rows` rows. Raises StoreError."""
+        """Run one read-only statement that a user typed, and return at most `max_rows` rows. Raises StoreError."""
         return run_console(self._connection, sql, params, max_rows=max_rows, limit_s=limit_s)
 
     @property
@@ -210,7 +210,7 @@ class Store(Closing):
         return self._tables
 
     def close(self) -> None:
-        """Close the connection and its sessions, so that writers can continue."""
+        """Close the connection and its sessions, so that writers get access to the files."""
         for session in self._sessions:
             session.close()
         self._connection.close()

@@ -56,7 +56,7 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
     If tapes are retired, the old store's rows are copied first. The old store stays in use until the new one is
     complete. If it has rows that the tapes no longer have, it is kept unchanged, or set aside with `force`. It is also
     set aside if damaged tapes now give other rows. Raises StoreLockedError while a watch writes, StoreBusyError while
-    another process has the store open, StoreError if the folder cannot be written or rows would be lost.
+    another process has the store open, and StoreError if the folder cannot be written or if rows would be lost.
     """
     rows: Counter[str] = Counter()
     kept: list[Path] = []
@@ -98,8 +98,8 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
 
 
 def _check_not_in_use(store: Path) -> None:
-    """Raise StoreError if the store is in use, before any tape is read. Recovers a store whose writer died during a
-    checkpoint.
+    """Raise StoreError if the store is in use, before any tape is read. Recovers a store if its writer died during a
+    checkpoint of the database.
     """
     try:
         connect_attached({"former": store}, wait_s=WAIT_S).close()
@@ -114,7 +114,7 @@ def _carried_over(store: Path, fresh: Path) -> dict[str, int]:
     try:
         return carry_over(store, fresh)
     except StoreCorruptError:
-        return {}  # the missing rows are reported as problems of the tapes
+        return {}  # the former store is damaged, and lost rows are reported as problems of the ranks' files
     except StoreError as error:
         raise _unreadable_former(error) from error
 
@@ -148,8 +148,8 @@ def _check_loss(fresh: Path, store: Path, *, has_problems: bool, force: bool) ->
 
 
 def _unreadable_former(error: StoreError) -> StoreError:
-    """Error for a store that cannot be read although it is undamaged: what would be lost is unknown, so it is kept even
-    with `force`.
+    """Error for a store that cannot be read although it is undamaged. Nobody knows which rows would be lost, so the
+    store is kept even with `force`.
     """
     if isinstance(error, StoreBusyError):
         return StoreBusyError(
@@ -173,7 +173,7 @@ def _lost_rows(connection: DuckDBPyConnection) -> dict[str, tuple[int, int]]:
         "FROM former_parts f LEFT JOIN fresh_parts n USING (name, kind, part)) "
         "WHERE now < was GROUP BY name, kind ORDER BY sum(was - now), kind DESC"
     ).fetchall()
-    # Each table is divided into parts in two ways. Sorted by loss, the larger loss comes last and is kept.
+    # Each table is divided into parts in two ways. The rows are sorted by loss, so the dict keeps the larger loss.
     return {name: (int(was), int(now)) for name, was, now in rows}
 
 
@@ -218,6 +218,7 @@ def _tables(connection: DuckDBPyConnection, database: str) -> dict[str, list[str
 
 
 def _put_in_place(fresh: Path, store: Path) -> None:
-    """Replace the store. Its write-ahead log is removed first: DuckDB would replay it into the new file."""
+    """Replace the store. The write-ahead log of the former store is removed first: DuckDB would replay it into the new
+    file."""
     log_of(store).unlink(missing_ok=True)
     fresh.replace(store)

@@ -40,7 +40,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
 
     Only the files' tables are read, never their views: a view in an untrusted file may compute anything.
 
-    Returns the tables that no file has; their views are empty.
+    Returns the tables that are missing in every file; the views of these are empty.
     """
     import duckdb
 
@@ -144,7 +144,7 @@ def _all_of_this_version(connection: DuckDBPyConnection, num_files: int, tables:
     for table in TABLES.values():
         needed |= {finished_table(table), f"{table.name}_open"} if table.can_be_open else {table.name}
     if not all((f"n{i}", name) in tables for i in range(num_files) for name in needed):
-        return False  # a file of an older version, or one of the names is a view
+        return False  # a file is of an older version, or has a view instead of a table
     try:
         selects = [f"SELECT fingerprint FROM n{i}.main.ingest_meta" for i in range(num_files)]
         return connection.execute(" UNION ALL ".join(selects)).fetchall() == [(fingerprint(),)] * num_files
@@ -165,8 +165,9 @@ def columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]
 
 
 def _parts_of(table: Table, schemas: dict[tuple[str, str], set[str]] | None, index: int) -> list[str]:
-    """Names of the file's tables that hold the rows of `table`: two if open rows are stored separately, else one;
-    none if the file has no such table. `schemas`: from `columns_of`; None if all files are of this version.
+    """Names of the tables in the file that hold the rows of `table`. There are two if open rows are stored separately,
+    otherwise one. None if the file has no such table. `schemas`: from `columns_of`; None if all files are of this
+    version.
     """
     parts = [finished_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
     if schemas is None or all((f"n{index}", part) in schemas for part in parts):

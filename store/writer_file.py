@@ -47,7 +47,7 @@ class WriterFile:
             raise
         try:
             connection.execute("USE memory; DETACH store")
-        except duckdb.Error:  # committed changes are in the write-ahead log, which the next opening applies
+        except duckdb.Error:  # committed changes are in the write-ahead log, and the next opening applies this log
             self.close()
 
     def close(self) -> None:
@@ -70,6 +70,6 @@ class WriterFile:
         connection, literal = self._connection, str(self._path).replace("'", "''")
         attach = f"ATTACH '{literal}' AS store"
         retry_until_free(self._path, wait_s, lambda: connection.execute(attach))
-        if is_first:  # DuckDB still allows access to attached databases
+        if is_first:  # from now on DuckDB may access only attached databases and the temporary folder
             connection.execute(f"SET temp_directory = '{literal}.tmp'; SET enable_external_access = false")
         return connection.execute("USE store")

@@ -11,5 +11,6 @@ MAX_CHARS = 200
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of the error's text, shortened if it is long; without text, the name of its type."""
+    """Return the first line of the error's text, shortened if it is long. If the error has no text, return the name of
+    its type."""
     return (str(error).splitlines() or [type(error).__name__])[0][:MAX_CHARS]

@@ -16,7 +16,8 @@ __all__ = ["set_host_threads", "threads_of_rank"]
 
 
 def threads_of_rank(config: Config, num_ranks: int) -> int:
-    """Default of `OMP_NUM_THREADS`: 1, or with an optimizer on the host, half of the host's cores divided by its ranks.
+    """Default of `OMP_NUM_THREADS`. It is 1. With an optimizer on the host it is half of the host's cores, divided by
+    the number of ranks on the host.
 
     The other half is left to data loading and to the ranks themselves.
     """
@@ -26,7 +27,8 @@ def threads_of_rank(config: Config, num_ranks: int) -> int:
 
 
 def set_host_threads(device: torch.device) -> None:
-    """Set the number of threads of this rank: `OMP_NUM_THREADS` on a GPU, one on a CPU, whose cores the ranks share.
+    """Set the number of threads of this rank: `OMP_NUM_THREADS` if the ranks use GPUs. On a CPU it is one thread,
+    because the ranks share the cores.
 
     OpenMP reads the variable when the launcher imports torch, often before it is set. With more threads than free cores
     the optimizer of `parallel.cpu_offload` is ten times slower, because each operation waits for the last thread.

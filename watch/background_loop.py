@@ -51,5 +51,5 @@ def background_loop(run_until: Callable[[threading.Event], None], *, name: str) 
         yield
     finally:
         stop.set()
-        with suppress(RuntimeError):  # `join` raises it if the thread was not started
+        with suppress(RuntimeError):  # `join` raises this if the thread was not started
             thread.join(STOP_S)

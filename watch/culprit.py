@@ -27,7 +27,7 @@ from watch.stacks.signal_dump import take_stacks
 __all__ = ["CulpritKiller", "kill_stale"]
 
 OTHERS_S = 15.0
-"""Seconds that other nodes have to handle a hang whose culprit does not run on this node."""
+"""Seconds that other nodes have to handle a hang if its culprit does not run on this node."""
 
 
 class CulpritKiller:
@@ -64,7 +64,8 @@ class CulpritKiller:
         pids = {rank: pid for rank, pid in pids.items() if is_process_of(self._run.path, pid)}
         reason = verdicts[0].summary if verdicts else ""
         if not culprits and blamed:
-            # If all blamed ranks run on this node, they have exited, and the hang's summary is the reason.
+            # No blamed rank is still running here. Blamed ranks of this node have ended, and then the summary of the
+            # hang is the reason for a restart. Otherwise a rank on another node hangs.
             overdue_reason = (
                 "A rank hangs on another node, and its `watch` has not acted." if blamed - local_ranks else reason
             )
@@ -72,7 +73,7 @@ class CulpritKiller:
             if (attempt, NODE_RANK) not in self._handled:
                 self._handled.add((attempt, NODE_RANK))
                 self._take_stacks(attempt, pids)
-        elif not culprits and verdicts:  # no rank is blamed: restart all of them
+        elif not culprits and verdicts:  # the hang is certain, but no rank is to blame: restart all ranks
             culprits = set(processes)
         if overdue := self._overdue(attempt, hang_is_open=hang_is_open):
             culprits, reason = culprits or set(processes), overdue or reason
@@ -87,7 +88,7 @@ class CulpritKiller:
 
     def _take_stacks(self, attempt: int, pids: Mapping[int, int], culprits: Mapping[int, int] | None = None) -> None:
         """Have all ranks of this node write their stacks, and check whether a culprit ({rank: pid}) holds the GIL."""
-        # dumping all threads may crash a process: do not risk ranks that may continue
+        # Dumping the stacks of all threads may crash a process. So this is done only if the ranks are killed anyway.
         is_restart = self._may_kill and culprits is not None
         taken = take_stacks(self._run, attempt, pids, all_threads=is_restart)
         if dumped := take_dumps(self._run, attempt, pids):
@@ -97,7 +98,8 @@ class CulpritKiller:
         self._events.write(event_kinds.STACKS, path=path, ranks=taken, gil_ranks=gil_holders(running))
 
     def _overdue(self, attempt: int, *, hang_is_open: bool) -> str:
-        """Return why to act on a hang that was left to other nodes but has lasted too long; else ""."""
+        """A hang may be left to the watches of other nodes. If such a hang has lasted too long, return the reason for
+        acting on it here; otherwise ""."""
         if self._left_to_others is None:
             return ""
         hang_attempt, since_s, reason = self._left_to_others

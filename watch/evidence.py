@@ -44,7 +44,7 @@ DUMP_BYTES = 256 << 20
 """Maximum bytes of a dump. A larger one is left out, since a truncated dump cannot be read."""
 MAX_BYTES = 1 << 30
 DUMPS_SHARE = 0.75
-"""Share of `MAX_BYTES` for dumps; the rest is for outputs and logs, which are added later."""
+"""Share of `MAX_BYTES` for dumps. Outputs and logs are added later and get the rest."""
 COMMANDS = {
     "dmesg.txt": (("dmesg", "--ctime"), ("journalctl", "--dmesg", "--no-pager", "--since", "-2 days")),
     "nvidia-smi.txt": (("nvidia-smi", "-q"),),
@@ -124,7 +124,8 @@ class _ArchiveWriter:
 
 
 def _output(commands: Sequence[Sequence[str]]) -> tuple[bytes, str]:
-    """Return the output of the first command that succeeds, and an empty reason; else nothing and the reason."""
+    """Return the output of the first command that succeeds and an empty reason. If none succeeds, return nothing and
+    the reason."""
     for command in commands:
         if shutil.which(command[0]) is None:
             continue

@@ -57,8 +57,8 @@ logger = logging.getLogger("rankscope.watch")
 EAGER_S = 10.0
 """Seconds after a rank's end with a tick every second."""
 EAGER_START_S = 4.0
-"""Seconds after the start of a run or attempt with a tick every second, to show the first records; later the cores are
-left to the ranks.
+"""Seconds after the start of a run or attempt in which there is a tick every second, so that the first records are
+shown soon. Later the cores are left to the ranks.
 """
 QUIET_S = 2.0
 """Seconds without a record after which there is a tick every second again, since idle ranks need no cores."""
@@ -84,7 +84,7 @@ class IngestLoop:
         self.retention: Retention | None = None
         """Removes records older than the configured window; None if none is configured."""
         self.publishing: Publishing | None = None
-        """Publishes ingested records to the configured address; None without one."""
+        """Publishes ingested records to the configured address; None if no address is configured."""
         self.exclusions: ExclusionRequester | None = None
         """Asks the launcher to exclude ranks; None unless configured."""
         self.captures: CaptureRequester | None = None
@@ -152,7 +152,7 @@ class IngestLoop:
             if finding.attempt == self._tapes.attempt:
                 self._lines.sample(finding, self._tapes.pids)
         if self.captures is not None and not self._tapes.has_ended:
-            # Never both at once: stacks of a rank that profiles would show the profiler's lines.
+            # Never sample stacks and capture a profile at the same time, because the stacks would show the profiler.
             now_ns = self._tapes.recorded_now_ns()
             self.captures.poll(findings, store, self._tapes.attempt, now_ns, is_paused=self._lines.is_sampling)
 
@@ -183,7 +183,7 @@ class IngestLoop:
                 self._job.close()
         self._cached_store.close()
         self._ingest(thorough=True)
-        # The end of an attempt is reported in the second run of the analyzers that sees the next attempt.
+        # `_judge_last` runs twice: the end of an attempt is reported only by the second run that sees the next attempt.
         steps = [self._end_ranks, self._judge_last, self._judge_last, self._advise_last]
         while steps:
             has_written = False
@@ -213,7 +213,7 @@ class IngestLoop:
             try:
                 with self._round, self._pace.round():
                     self.tick()
-            except StoreError as error:  # a reader has the file open, or the disk is full: the tapes keep everything
+            except StoreError as error:  # a reader has the store open, or the disk is full; no record is lost
                 self.failed_ticks += 1
                 logger.warning("%s", error)
             except BaseException:  # a failed tick (even SystemExit) must not end the thread; each failure is logged
@@ -251,7 +251,7 @@ class IngestLoop:
         return Store.open(self._run, catch_up=False, node=self._own_node(), threads=1)
 
     def _own_node(self) -> int | None:
-        """The node whose store is judged; None for the stores of all nodes in the run's folder.
+        """The node to which the judged store belongs; None for the stores of all nodes in the run's folder.
 
         While another watch leads, it is this node, unless the other nodes have started an attempt without this node.
         """

@@ -41,7 +41,7 @@ class LauncherLoss:
         """Act if the launcher has died."""
         if not self._pid or self._tapes.has_ended:
             return
-        if self._tapes.launcher_pid not in (0, self._pid):  # the run was resumed under this watch
+        if self._tapes.launcher_pid not in (0, self._pid):  # another launcher has resumed the run while this watch ran
             self._pid, self._lost_at_s = self._tapes.launcher_pid, None
             self._start_ticks = start_ticks(self._pid)
         if is_alive(self._pid, self._start_ticks):

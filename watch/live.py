@@ -37,7 +37,7 @@ logger = logging.getLogger("rankscope.watch")
 
 
 class LiveJudge:
-    """Reports each finding once. Findings that a previous, killed watch reported are read from its events and not
+    """Reports each finding once. A killed watch may have reported some before: they are read from its events and not
     repeated.
 
     Three threads use it: one for hangs and deaths, one for findings of plug-ins, one for all others.
@@ -65,7 +65,7 @@ class LiveJudge:
 
     @property
     def is_behind(self) -> bool:
-        """True while an earlier attempt, or steps before the newest, must still be judged by another call."""
+        """True if another call must still judge an earlier attempt, or steps before the newest."""
         return self._state.missed is not None or self._state.attempt != (self._state.newest or 0)
 
     @property
@@ -89,7 +89,7 @@ class LiveJudge:
         self._state.digests, self._state.clock_offsets_ns = digests, clock_offsets_ns
 
     def findings(self, source: Source, now_ns: int) -> list[Finding]:
-        """New and changed findings at `now_ns` (epoch nanoseconds), except those of plug-ins."""
+        """New and changed findings at `now_ns` (epoch nanoseconds), without findings of plug-ins."""
         return [*self.standstill_findings(source, now_ns), *self.record_findings(source, now_ns)]
 
     def standstill_findings(self, source: Source, now_ns: int) -> list[Finding]:
@@ -97,7 +97,7 @@ class LiveJudge:
         return standstill_findings(source, self._state, now_ns)
 
     def ended_findings(self, source: Source, ended: Sequence[int]) -> list[Finding]:
-        """New findings on the ends of attempts that newer ones followed, from their newest records."""
+        """New findings on the ends of attempts that are no longer the newest, from the last records of each."""
         return ended_findings(source, self._state, ended)
 
     def record_findings(self, source: Source, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:

@@ -93,7 +93,7 @@ class LiveTapes:
         self._ticks = 0
         self._attempt = _Attempt()
         self._last_record_s = self._polled_s = time.monotonic()
-        self._state_change_s = -math.inf  # ranks that ended before this process started count as new
+        self._state_change_s = -math.inf  # the first poll also reports ranks that ended before this process started
         self._recent: RecentRecords | None = None
         self._recent_key: tuple[int, int | None, bool] = (-1, None, False)
         """Attempt, clock anchor and `all_nodes` of `_recent`."""
@@ -152,7 +152,7 @@ class LiveTapes:
         return time.monotonic_ns() + self._anchor_ns
 
     def read_ns(self) -> int:
-        """Time at which the records of `source` were read, by the same clock. Judge these records as of this time."""
+        """Time, by the same clock, at which the records of `source` were read. Judge these records as of this time."""
         return self._read_ns + self._anchor_ns
 
     def recorded_now_ns(self) -> int:
@@ -164,7 +164,7 @@ class LiveTapes:
         """Read what is new. Returns True if a rank of this node has recorded anything since the last poll."""
         self._ticks += 1
         previous_record_s, self._polled_s = self._last_record_s, time.monotonic()
-        self._folders.all()  # a new attempt first appears as a folder
+        self._folders.all()  # list the folders again, because a new attempt first appears as a folder
         if self._folders.attempt != self._attempt.number:
             self._attempt = _Attempt(number=self._folders.attempt)
             self._last_record_s = time.monotonic()
@@ -216,8 +216,8 @@ class LiveTapes:
 
     def _is_of_this_boot(self) -> bool:
         """Return False if all ranks had ended before they were first seen: their records may be from an earlier boot,
-        with another monotonic clock. While no rank has been seen, they are starting now, even if `source` reads them
-        first.
+        with another monotonic clock. While no rank has been seen, the ranks count as starting now, even if `source`
+        reads their records first.
         """
         attempt = self._attempt
         attempt.is_of_this_boot |= not attempt.processes or any(p.is_alive for p in attempt.processes.values())

@@ -59,7 +59,8 @@ __all__ = ["Heartbeat", "main"]
 logger = logging.getLogger("rankscope.watch")
 TICK_S = 1.0
 LOCK_WAIT_S = 10.0
-"""Maximum seconds to wait for a reader that briefly has the store open for writing, to catch up."""
+"""Maximum number of seconds to wait while a reader has the store open for writing. A reader does so briefly, to add the
+newest records."""
 CLOSE_TRIES = 3
 SIGNALLED = 128
 """Exit code after a signal is this plus the signal's number."""
@@ -72,7 +73,8 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point under a launcher: like `run_watch`, but returns 0 after a signal, by which launchers end it."""
+    """Entry point under a launcher. It differs from `run_watch` in that it returns 0 after a signal, because launchers
+    end it with one."""
     code = run_watch(arguments)
     return code if code < SIGNALLED else 0
 
@@ -151,7 +153,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 judge = LiveJudge(run.manifest(), events, exporting, stacks_dir=run.stacks)
                 pid = options.launcher_pid
                 loop = StandstillLoop(run, tapes, judge, events, launcher_pid=pid, job=job)
-                if not loop.is_past():  # after the end of a run, readings do not belong to it
+                if not loop.is_past():  # readings that are taken after the end of the run do not belong to it
                     sampling_health.enter_context(node_health(run, node_rank, events))
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
@@ -171,8 +173,8 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 plugins.finish()
                 syncing.finish()
                 if not loop.is_needed():
-                    remove_shared(run.path, node_rank)  # for ranks that could not do it themselves
-        exporting.finish()  # the store is closed first, so that no reader waits for a tracker or a last scrape
+                    remove_shared(run.path, node_rank)  # ranks that were killed have left copies in shared memory
+        exporting.finish()  # the store is closed by now, so its readers do not wait for a tracker or a last scrape
         if ingest.publishing is not None:
             ingest.publishing.finish()
     return SIGNALLED + signal_number if signal_number else 0
@@ -199,9 +201,10 @@ class _EndRequest:
     def __init__(self) -> None:
         self.number = 0
         self.interrupts = False
-        """True while a signal also raises KeyboardInterrupt: during the loops, since a tick may take seconds."""
+        """True if a signal also raises KeyboardInterrupt. It is True during the loops, because a tick may take seconds.
+        """
         for signal_number in END_SIGNALS:
-            # ignored under `nohup`
+            # `nohup` has set SIGHUP to be ignored, and that is respected.
             if signal.getsignal(signal_number) != signal.SIG_IGN or signal_number != signal.SIGHUP:
                 signal.signal(signal_number, self._make)
 
@@ -229,14 +232,15 @@ def _run_until_needed(
 
 
 def _leave_signals() -> None:
-    """Let a second Ctrl-C end the process immediately (readers ingest the last records), and ignore other signals."""
+    """Let a second Ctrl-C end the process immediately, and ignore other signals. Records that are then missing from the
+    store are added by the next reader."""
     for signal_number in END_SIGNALS:
         signal.signal(signal_number, signal.SIG_DFL if signal_number == signal.SIGINT else signal.SIG_IGN)
 
 
 def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
     """Ingest the last records."""
-    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):  # pointless if the folder was deleted or replaced
+    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):  # no try if the run's folder has been deleted
         heartbeat.beat()
         with contextlib.suppress(StoreError):
             ingest.close()
@@ -254,7 +258,7 @@ def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat, end: _EndRequest) -> No
             if end.number:
                 return
             logger.exception("Tick failed, trying again.")
-        else:  # without a heartbeat the launcher replaces this watch; allow a few failures first
+        else:  # no heartbeat after a failure, so that the launcher replaces this watch if it keeps failing
             heartbeat.beat()
         time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
 

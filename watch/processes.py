@@ -37,7 +37,7 @@ class ProcessState:
 
 
 class ProcessTracker:
-    """Reports changes of state. A process whose pid was reused counts as dead (the start time differs)."""
+    """Reports changes of state. A process counts as dead if its pid was reused (then the start time differs)."""
 
     def __init__(self) -> None:
         self._start_ticks: dict[int, str] = {}
@@ -55,7 +55,7 @@ class ProcessTracker:
             before = self._last.get(rank)
             self._last[rank] = (pid, state)
             if before == (pid, state) or (state == "running" and (before is None or before[0] != pid)):
-                continue  # a new process writes an event when it starts
+                continue  # unchanged, or a new process: that one writes an event itself when it starts
             changes.append(ProcessState(rank=rank, pid=pid, state=state, os_state=letter))
         return changes
 
@@ -68,7 +68,7 @@ def _is_sampled(pid: int) -> bool:
         )
         return Path(f"/proc/{int(tracer.split()[1])}/comm").read_text().strip() == "py-spy"
     except (OSError, StopIteration, ValueError):
-        return True  # the tracer has just left
+        return True  # the tracer ended while its name was read; assume that it was py-spy
 
 
 def os_state(pid: int) -> tuple[str, str]:
@@ -104,7 +104,7 @@ def kill(pid: int, number: int) -> bool:
 def processes_of(folder: Path) -> list[int]:
     """Other processes that have a file below `folder` open: launcher, zygote, watch and ranks of a run.
 
-    Command lines and environments would not identify them: a forked process shows those of its parent.
+    They cannot be identified by command line or environment, because a forked process shows those of its parent.
     """
     below = f"{folder.resolve()}{os.sep}"
     found = []

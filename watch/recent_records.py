@@ -61,7 +61,7 @@ class RecentRecords(Closing):
         with interruptible():
             for new in self._tail.changes(self._state, tick=self._ticks, thorough=False):
                 if isinstance(new, Problem):
-                    continue  # the writer of the store file reports it
+                    continue  # not reported here: the process that writes the store reports the problem
                 if isinstance(new, NewEvents):
                     transfer.take_events(self._by_this_clock(self._current(new)))
                 else:
@@ -100,7 +100,7 @@ class RecentRecords(Closing):
     def _moved(self, event: dict[str, Any], oldest: int) -> dict[str, Any]:
         mono_ns, attempt = event.get("mono_ns"), event.get("attempt")
         if not isinstance(mono_ns, int) or not isinstance(attempt, int) or attempt < oldest:
-            return event  # an earlier attempt may be from another boot, with another monotonic clock
+            return event  # unchanged: the monotonic clock of an earlier attempt may belong to an earlier boot
         return event | {"wall_ns": mono_ns + (self._anchor_ns or 0)}
 
     def _book(self, new: NewRecords) -> NameBook:

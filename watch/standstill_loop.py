@@ -77,7 +77,7 @@ class StandstillLoop:
         self._last_attempt: int | None = None
         """The newest attempt at the last round."""
         self._unjudged: int | None = None
-        """The oldest attempt that was followed by another one and whose end has not been judged yet."""
+        """The oldest attempt with an end that has not been judged yet, although another attempt has followed."""
 
     def tick(self) -> None:
         """Do one round. After an error the newest records are read again, because memory may hold only part of them."""
@@ -101,7 +101,7 @@ class StandstillLoop:
                 state=change.state,
                 os_state=change.os_state,
             )
-            tapes.poll()  # again, so that the event written above is judged, too
+            tapes.poll()  # poll again, so that the event just written is judged, too
         self._judge.is_stopping = tapes.is_stopping
         if self._work.poll(tapes.pids, quiet_s=tapes.quiet_s):
             tapes.poll()
@@ -113,7 +113,7 @@ class StandstillLoop:
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
         # A finding may be about the end of an earlier attempt, for which no rank of this attempt may be killed.
         self._act([finding for finding in fired if finding.attempt == attempt], attempt)
-        self._report_ends()  # last, so that the newest attempt is judged even if this fails
+        self._report_ends()  # comes last, so that an error in it does not prevent judging the newest attempt
 
     def _report_ends(self) -> None:
         """Report how attempts ended, one round after the next attempt was first seen, because their last records may
@@ -148,10 +148,11 @@ class StandstillLoop:
         return time.monotonic() - self._gone_since_s < ORPHAN_GRACE_S
 
     def is_past(self) -> bool:
-        """Return True if the run had ended, or its processes had exited, before this watch was started by hand."""
+        """Return True if this watch was started by hand after the run had ended, or after the processes of the run had
+        exited."""
         try:
             self._tapes.poll()
-        except Exception:  # as after a failed tick: read again later
+        except Exception:  # forget what was read, as after a failed tick; the next tick reads it again
             self._tapes.forget()
             return False
         if self._is_launched or self._tapes.is_running:
@@ -169,7 +170,7 @@ class StandstillLoop:
         if self._job is None:
             return True
         if self._job.leads:
-            return False  # the digests are newer than the files
+            return False  # the leader judges the other nodes' digests, which are newer than their files
         return not self._job.is_led or newest_attempt(self._run, default=0) > self._tapes.attempt
 
     def _findings(self) -> list[Finding]:
@@ -194,8 +195,8 @@ class StandstillLoop:
             if received is not None and self._confirms(received):
                 verdicts, hang_is_open = [*verdicts, received], True
         if (verdicts or hang_is_open) and self._tapes.poll():
-            return  # a rank continued while its records were judged: the next round judges again
-        if not (self._tapes.has_ended or self._tapes.is_stopping):  # otherwise the launcher ends the ranks
+            return  # a rank has recorded something since it was judged, so the next round judges again
+        if not (self._tapes.has_ended or self._tapes.is_stopping):  # if the run is ending, the launcher ends the ranks
             # Ranks that still record are not waiting: do not kill them.
             hang_is_open &= self._is_quiet
             self._culprits.act(verdicts, attempt, self._tapes.processes, self._tapes.ranks, hang_is_open=hang_is_open)

@@ -39,11 +39,11 @@ class PipelineSpans:
 
     rank: Ints
     step: Ints
-    stage: Ints  # negative: none
+    stage: Ints  # negative for work that belongs to no stage
     microbatch: Ints
     kind: Sequence[str] | npt.NDArray[np.object_]
     start_ns: Ints
-    end_ns: Ints  # negative, or before `start_ns`: still open
+    end_ns: Ints  # negative, or smaller than `start_ns`, while the work is still open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ def complete_steps(spans: PipelineSpans, ranks: Sequence[int]) -> list[PipelineS
     """The closed computations of each execution of a step that all `ranks` completed, in execution order.
 
     A step may run again after a rollback. A span belongs to execution n if n earlier spans have the same rank, step,
-    stage, microbatch and kind. An execution is skipped if a rank has no span of it, or if a microbatch lacks its
-    forward or backward on some rank (the step was interrupted, or records were dropped).
+    stage, microbatch and kind. An execution is skipped if it is incomplete, because the step was interrupted or records
+    were dropped: a rank has no span of it, or a microbatch has no forward or backward on some rank.
     """
     kinds = np.asarray(spans.kind, dtype=object)
     keep = np.isin(kinds.astype(str), COMPUTATIONS) & (spans.stage >= 0) & (spans.end_ns >= spans.start_ns)

@@ -74,7 +74,7 @@ def account_by_step(source: Source, *, first_step: int = 0, last_step: int | Non
     sums = sums_sql(newest, "rank, step", more=[("count", "collective_wait_ns")])
     columns = list(source.query(sums, parameters).values())
     ranks_read, steps_read, num_waits, _, took, waited_in_phases, waited_in_gaps, late, *spent = columns
-    # Where no wait was recorded (ranks on GPUs), waiting is not known: NaN, and its time counts as not measured.
+    # Where no wait was recorded (ranks on GPUs), waiting is unknown (NaN), and the time counts as not measured.
     waited = np.where(ints(num_waits) > 0, floats(waited_in_phases) + floats(waited_in_gaps), np.nan)
     host_late = np.where(ints(num_waits) > 0, floats(late), np.nan)
     classes = [*map(floats, spent), waited, host_late]

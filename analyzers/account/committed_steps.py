@@ -3,10 +3,11 @@
     for (attempt, rank), times in step_times(source).items():
         times.kept.duration_ns, times.discarded_ns, times.first_ns, times.last_ns
 
-After a rollback or a restart a step runs again with the same number, which discards its earlier execution. An execution
-is *kept* if its optimizer step was taken and its rank never returned to this step or an earlier one. If a loop doesn't
-record whether it took the optimizer step, the step counts as taken. If it is unknown where a restart of an attached
-loop resumed, the steps before the restart may be kept or discarded: `kept` sums them, and `num_open` counts them.
+A step that runs again after a rollback or a restart has the same number as before, and its earlier execution is
+discarded. An execution is *kept* if its optimizer step was taken and its rank never returned to this step or an earlier
+one. If a loop doesn't record whether it took the optimizer step, the step counts as taken. If it is unknown where a
+restart of an attached loop resumed, the steps before the restart may be kept or discarded: `kept` sums them, and
+`num_open` counts them.
 
 The rank with the most steps shows which ranges of steps were repeated. Only these ranges are sorted for every rank. All
 other steps are summed unsorted; in a very long run only every k-th of them is read, with weight k.
@@ -33,7 +34,7 @@ MAX_ROWS = 40_000_000
 _MAX_RANGES = 50
 """Maximum ranges of repeated steps in a query; neighbours are merged if there are more."""
 _AHEAD = 2
-"""Steps by which other ranks may be ahead of the rank whose sequence is read."""
+"""Other ranks may be this many steps ahead of the rank from which the sequence of steps is read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def step_times(
         f"WHERE NOT ({finished}) AND start_ns IS NOT NULL AND rank >= 0 GROUP BY ALL"
     ):
         one = times.setdefault((attempt, rank), RankTimes(first_ns=start_ns, last_ns=start_ns))
-        if start_ns >= one.last_ns:  # a step aborted by an exception may be followed by finished ones
+        if start_ns >= one.last_ns:  # not if an exception aborted the step and the loop then finished other steps
             one.open_ns = start_ns
     return dict(sorted(times.items()))
 
@@ -155,11 +156,10 @@ def _sums(repeated: list[tuple[int, int]], stride: int, finished: str, numbers: 
 class StepNumbers:
     """Step numbers that continue over the restarts of a run.
 
-    The hooks count an attached loop's steps from 1 in every process. Where a restart resumed is known only from the
-    optimizer, whose state counts the earlier updates (event `first_update`). If that state is not known, the restart
-    may have loaded everything, a part or nothing: it starts a new *lineage* of attempts, and it is not known whether
-    the steps of earlier lineages were kept. The trainer's steps keep their numbers over restarts, so they have one
-    lineage.
+    The hooks count an attached loop's steps from 1 in every process. Only the optimizer shows at which step a restart
+    resumed: its state counts the earlier updates (event `first_update`). If that state is not known, the restart may
+    have loaded everything, a part or nothing: it starts a new *lineage* of attempts, and it is not known whether the
+    steps of earlier lineages were kept. The trainer's steps keep their numbers over restarts, so they have one lineage.
     """
 
     offsets: Mapping[int, int] = field(default_factory=dict)

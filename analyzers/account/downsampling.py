@@ -51,7 +51,7 @@ class Chosen:
     ranges: tuple[tuple[int, int, int], ...]
     """(first, last, stride) of each range."""
     stride: int
-    """Distance of the evenly spaced steps."""
+    """Distance between the evenly spaced steps."""
     block: int
     """Number of steps over which each minimum was taken."""
 
@@ -69,7 +69,8 @@ def choose(source: Source, bounds: tuple[int, int], num_ranks: int) -> Chosen:
 
 
 def _stride(first: int, last: int, dense: Sequence[tuple[int, int, int]], target: int) -> int:
-    """Distance of the evenly spaced steps at which about `target` steps are chosen, including those in `dense`."""
+    """Return the distance between the evenly spaced steps. With it, these steps and those in `dense` are about `target`
+    steps."""
     num_even = max(target - sum(high - low + 1 for low, high, _ in dense), target // 3)
     stride = max(1, (last - first + 1) // num_even)
     while stride > 1 and math.gcd(stride, 10) > 1:  # otherwise work done every 100 steps is sampled always or never

@@ -127,7 +127,7 @@ class Account:
     def known_seconds(self) -> dict[str, float]:
         """Seconds by category, without those that need phases or waits that were not recorded."""
         left_out: tuple[str, ...] = NEED_PHASES if self.goodput_ratio is None else ()
-        if self.seconds["device"]:  # calls show waits but no phases
+        if self.seconds["device"]:  # device calls show how long ranks wait for each other, but no phases
             left_out = tuple(name for name in left_out if name != "straggler")
         return {name: value for name, value in self.seconds.items() if name not in left_out}
 
@@ -263,11 +263,11 @@ def _assign(
             for start_ns, end_ns, kind in outside_of_rank.after:
                 line.until(start_ns, after_end)
                 line.until(end_ns, kind)
-        elif times.open_ns is not None:  # the unfinished step is lost, unless it still runs
+        elif times.open_ns is not None:  # a step was not finished; its time is lost, unless it still runs
             line.until(times.open_ns, "other")
             line.until(end.progress_ns, "training" if end.is_alive and not end.is_hung else "recomputed")
             line.until(end.end_ns, "hang" if end.is_hung else ("training" if end.is_alive else after_end))
-        elif end.is_hung:  # between two steps
+        elif end.is_hung:  # the hang began between two steps
             line.until(end.end_ns, "hang")
     line.rest("shutdown")
 
@@ -320,7 +320,7 @@ def _outside_steps(source: Source, times: Mapping[tuple[int, int], RankTimes]) -
     for attempt, rank, kind, start_ns, end_ns in rows:
         spent = times.get((attempt, rank))
         if spent is None or start_ns < spent.first_ns:
-            continue  # part of the start-up
+            continue  # this save or evaluation is part of the start-up
         category = "checkpoint" if kind == "checkpoint" else "evaluation"
         outside = found.setdefault((attempt, rank), _Outside())
         if start_ns >= spent.last_ns:

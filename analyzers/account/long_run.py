@@ -5,8 +5,8 @@
     views.sampled.rows("SELECT ... FROM steps")     # all ranks, in evenly spaced steps and the ends of each attempt
     views.histories.rows("SELECT ... FROM steps")   # all steps of some ranks
 
-A query over 400 million rows takes seconds, and analyzers run about sixty queries. So all rows are read only four
-times. The selected rows are opened as sessions of the store (`Store.session`), whose `steps` has no other rows:
+A query over 400 million rows takes seconds, and analyzers run about sixty queries. In this way all rows are read only
+four times. The selected rows are opened as sessions of the store (`Store.session`), whose `steps` has no other rows:
 
 1. A query counts the steps and the losses of each rank in each attempt.
 2. The full history of some ranks is selected. It serves records of a single rank (losses, rollbacks) and events that

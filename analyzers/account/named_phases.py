@@ -23,7 +23,7 @@ KNOWN_KINDS = (*PHASE_COLUMNS, "send", "recv", "compile", "fingerprint", "rollba
 MAX_PHASES = 12
 MAX_NAME = 40
 MAX_STEPS = 1 << 40
-"""More than any run has, so that `every_kth` limits only the number of rows."""
+"""More steps than any run has: only the number of rows then decides which steps `every_kth` leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

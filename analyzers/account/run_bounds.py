@@ -103,7 +103,7 @@ def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> 
     for launched_ns in launches[1:]:
         later = [attempt for attempt, start_ns in first_ns.items() if start_ns >= launched_ns]
         earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
-        # If the previous attempt still ran after this launch, the launch did not replace it.
+        # If the attempt before still recorded after this launch, another launch replaced that attempt.
         if not later or not earlier or last_ns[max(earlier)] > launched_ns:
             continue
         before_ns = max(start_ns for start_ns in launches if start_ns < launched_ns)
@@ -119,7 +119,7 @@ def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> 
 def clock_shifts(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, int]:
     """{rank: ns to add to its clock}, so that the first steps of its host and of the first rank's host begin together.
 
-    Ranks whose clock differs by at most `CLOCK_NS` are left out.
+    Ranks with a clock that differs by at most `CLOCK_NS` are left out.
     """
     if not source.has("ranks"):
         return {}

@@ -66,8 +66,8 @@ class Coverage:
 def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAccount:
     """Put the sums of a rank's steps into classes. Pure.
 
-    1. For a GPU without timestamps whose calls were timed, the time that no column accounts for is divided according
-       to `DeviceShares`, and all waits count as waiting for late ranks.
+    1. If a GPU's calls were timed but its phases were not, the time in no column is divided according to
+       `DeviceShares`, and all waits count as waiting for late ranks.
     2. The idle time of a pipeline stage is recorded as waiting in gaps between phases. It is subtracted from those
        waits first, then from gaps without a recorded wait, from unmeasured time, and from waits for late ranks.
     3. All other waits are divided by the share that was for late ranks.
@@ -76,7 +76,7 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
     waited = sums.waited_in_phases_ns + sums.waited_in_gaps_ns
     shares = split.device.get((attempt, rank))
     if shares is not None:
-        own_ns.pop("data", None)  # the host loads while its device works
+        own_ns.pop("data", None)  # loading takes no time of the step, because the device works meanwhile
         rest = sums.duration_ns - sum(own_ns.values()) - waited
         own_ns |= {"data": round(rest * shares.data), DEVICE: round(rest * shares.device)}
         in_flight, host_late = round(rest * shares.in_flight), 0
@@ -86,7 +86,7 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
         host_late = sums.late_ns - in_flight
     missing = sums.duration_ns - sum(own_ns.values()) - waited - in_flight - host_late
     idle = round(split.idle_ns[attempt, rank] * sums.num_steps) if (attempt, rank) in split.idle_ns else None
-    left = idle or 0  # idle time that is not yet taken out of another class
+    left = idle or 0  # idle time that has not yet been subtracted from another class
     in_gaps, left = _reduced(sums.waited_in_gaps_ns, left)
     waited -= sums.waited_in_gaps_ns - in_gaps
     for gap in GAPS:

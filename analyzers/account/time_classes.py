@@ -4,9 +4,9 @@
 
 *Own work* is the time of a phase, or of a gap between phases, without waits. *Waiting* is the time in which the rank
 was blocked in collectives and point-to-point calls. Time that no column accounts for was *not measured*: NULL, never 0.
-Waits inside checkpoints and evaluations count as part of these. With device timestamps (`stamped_steps`) all times are
-those of the GPU, and the part of own work in which it waited for its host is *late*. All values are nanoseconds and
-never negative. `step_account` sums them up and makes them add up to the step.
+Waits inside checkpoints and evaluations count as part of these. In steps that were timed on the device
+(`stamped_steps`), all times are the GPU's, and the part of own work in which the GPU waited for its host is *late*. All
+values are nanoseconds and never negative. `step_account` sums them up and makes them add up to the step.
 
 DuckDB's `greatest` and `least` ignore NULL: `greatest(NULL, 0)` is 0. With `coalesce` instead, a query over a hundred
 million rows takes 2.5 times as long.
@@ -53,7 +53,8 @@ def total(places: Iterable[str]) -> str:
 
 
 def _unless_unstamped(sql: str) -> str:
-    """NULL in a GPU step without timestamps if other steps have them: it would look like a step without work."""
+    """Turn the SQL into NULL for a GPU step without timestamps if other steps have them, because such a step would look
+    like one without work."""
     return f"CASE WHEN stamped_steps = 0 THEN NULL ELSE ({sql}) END"
 
 
@@ -65,7 +66,7 @@ def late(place: str) -> str:
 _IN_PLACES = " + ".join(f"greatest({place}_ns, 0)" for place in (*PHASES, *GAPS))
 _HAS_GAPS = f"{GAPS[0]}_ns IS NOT NULL"
 _WAITED_IN_PHASES = "(" + " + ".join(_waited(phase) for phase in OWN_PHASES) + ")"
-_WAITED_BEYOND = (  # without recorded gaps, all waits outside of phases were between them
+_WAITED_BEYOND = (  # if gaps were not recorded, all waits outside of phases count as waits between phases
     f"least(greatest(collective_wait_ns - {_WAITED_IN_PHASES}, 0), greatest(duration_ns - ({_IN_PLACES}), 0))"
 )
 _WAITED_IN_GAPS = f"CASE WHEN {_HAS_GAPS} THEN {' + '.join(_waited(gap) for gap in GAPS)} ELSE {_WAITED_BEYOND} END"
@@ -107,7 +108,8 @@ class StepSums:
 
 
 def sums_sql(steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (), weight: str = "1") -> str:
-    """Query of the columns `group_by`, `more` and those of `StepSums` over `steps`, a query of finished steps.
+    """Query over `steps`, a query of finished steps. The result has the columns `group_by`, `more` and the columns of
+    `StepSums`.
 
     `more`: (min, max or count, column). `weight`: SQL of the number of steps that a row represents.
 

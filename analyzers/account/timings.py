@@ -48,8 +48,8 @@ class Timings:
     ranks: Ints
     steps: Ints
     own: dict[str, Matrix]
-    """Own work by place: phases, and gaps if they hold own work; without phases, `WHOLE_STEP`; from calls timed on a
-    device, also `device` (own work in an unknown phase)."""
+    """Own work by place. Places are the phases, and the gaps if they hold own work. Without phases, the only place is
+    `WHOLE_STEP`. If calls were timed on a device, there is also `device`: own work in an unknown phase."""
     wait: Matrix
     duration: Matrix
     peers: tuple[Ints, ...]
@@ -62,7 +62,7 @@ class Timings:
 
     @property
     def data_peers(self) -> tuple[Ints, ...]:
-        """Rows of the ranks whose loading is compared, one array per group."""
+        """For each group of ranks that are compared with each other in loading, an array with their rows."""
         return self.peers if self.loaders is None else self.loaders
 
     @staticmethod
@@ -96,7 +96,7 @@ class Timings:
 
     def until_all_have(self, max_lag_s: float) -> Timings:
         """Drop the newest observations in which a rank has no row yet, because rows of other nodes arrive later. A rank
-        whose rows end more than `max_lag_s` before the newest row is ignored.
+        does not count in this if its rows end more than `max_lag_s` before the newest row.
         """
         has_row = ~np.isnan(self.duration)
         if has_row[:, -1].all():
@@ -173,7 +173,7 @@ def load_timings(
         keep = compared[compared >= num_skipped]
     peers, loaders = _peers(source, attempt, ranks)
     values = {name: place.matrix(table[name])[:, keep] for name in (*places, "wait", "duration")}
-    if on_device:  # phases without a gap between their calls are unknown, not free of work
+    if on_device:  # a phase without time between its calls has unknown work, not zero work: leave it out
         places = tuple(name for name in places if name in ("data", DEVICE) or np.nansum(values[name]) > 0)
     return Timings(
         attempt=attempt,
@@ -189,7 +189,8 @@ def load_timings(
 
 
 def _num_within(source: Source, attempt: int, steps: Ints, num_first: int) -> int:
-    """Number of observations that cover the first `num_first` steps of the attempt; not every step is observed."""
+    """Number of observations that stand for the first `num_first` steps of the attempt. It is smaller than `num_first`
+    if not every step is observed."""
     if not num_first:
         return 0
     ((first,),) = source.rows(
@@ -198,7 +199,7 @@ def _num_within(source: Source, attempt: int, steps: Ints, num_first: int) -> in
         [attempt],
     )
     num = int(np.count_nonzero(steps[:num_first] < first + num_first))
-    # the next observation also represents the unobserved steps before it
+    # The next observation also stands for the steps before it that were not observed.
     return num + bool(num and steps[num - 1] < first + num_first - 1)
 
 
@@ -249,7 +250,7 @@ class _Placement:
         back[1:] = step[1:] <= step[:-1]
         back[first] = 0
         rounds = np.cumsum(back)
-        rounds -= np.repeat(rounds[first], counts)  # rollbacks of the rank before this row
+        rounds -= np.repeat(rounds[first], counts)  # for each row, the number of rollbacks of its rank before that row
         keys, column = np.unique(rounds * _EPOCH + step, return_inverse=True)
         self.steps = keys % _EPOCH
         self._shape = (len(ranks), len(keys))
@@ -287,8 +288,8 @@ def _groups(labels: npt.NDArray[Any]) -> tuple[Ints, ...]:
 def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int, tuple[object, ...]]]:
     """{rank: pipeline stage} and {rank: coordinates in all other dimensions}.
 
-    Without a recorded mesh, stages come from messages, else they are 0, and there are no other coordinates. Both are
-    empty without table `ranks`.
+    Without a recorded mesh, stages are found from the messages between ranks (0 without messages), and there are no
+    other coordinates. Both are empty without table `ranks`.
     """
     if not source.has("ranks"):
         return {}, {}

@@ -3,8 +3,8 @@
     saved_checkpoints(store, Scope(manifest=run.manifest()))
     # kinds checkpoint_failed, checkpoint_age; advice checkpoint_cost
 
-* A failed save on disk is reported with its reason. It is critical if no later save was good, because a failure of the
-  run would then cost everything since the last good one.
+* A failed save on disk is reported with its reason. It is critical if no later save was good: a failure of the run
+  would then cost everything since the last good save.
 * A failed copy to an address (`checkpoint.remote`) is reported only if no save on disk failed, as a warning: the disk
   still has the checkpoint.
 * The *age* of the last good checkpoint is counted in steps. More than three times the usual distance between saves
@@ -44,7 +44,7 @@ def saved_checkpoints(source: Source, scope: Scope) -> list[Finding]:
         if interval == 0 and newest_step:
             return []  # checkpoints are off: the analyzer `settings` advises on that
         if interval is not None and (newest_step or 0) < interval:
-            return []  # no save was due yet
+            return []  # the run has not yet reached the step of its first save
         if scope.manifest.get("attached") and not lacking(source, steps=("checkpoint_ns",)):
             return _time_of_saves(source)
         return [_insufficient(not_recorded(absent), missing(absent))]

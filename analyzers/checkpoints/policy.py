@@ -14,7 +14,7 @@ class SaveAgePolicy:
     """When a run has gone too long without a save."""
 
     min_steps: int = 20
-    """Minimum number of steps since the last save (count) for it to be old, however short the interval. Source:
+    """Smallest age in steps at which the last save can count as old, however short the interval (count). Source:
     convention."""
 
 
@@ -27,5 +27,6 @@ class FailurePolicy:
     days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): 54 * 24 * 16384 / 419 = 50,700 hours per GPU."""
 
     def knows_rate(self, num_failures: int) -> bool:
-        """Return False after one or two failures, too few for a rate; without failures the assumed rate is used."""
+        """Return False after one or two failures, because they are too few for a rate. Without failures the assumed
+        rate is used."""
         return not 0 < num_failures < SHARED.min_times

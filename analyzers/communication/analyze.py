@@ -5,8 +5,8 @@
 1. `account.device.exposure` separates exposed from overlapped communication. The share of exposed transfers is always
    reported, as advice if it is at least `SHARED.cost_ratio` of the step. Waits for late ranks do not count: they are
    the cost of stragglers.
-2. `bandwidth` compares each operation, size and group with the fastest of the run. If the large messages of a mesh
-   dimension are slower than those of another one by `SHARED.clear_factor`, advice says that its links are slower.
+2. `bandwidth` compares each operation, size and group with the fastest of the run. If large messages along one mesh
+   dimension are slower by `SHARED.clear_factor` than along another, advice says that its links are slower.
 3. Gradient buckets are too small if their latency exceeds the time to move their bytes, and merging them would save
    `SHARED.saving_ratio` of the step.
 
@@ -73,7 +73,7 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
         if contradicted := contradiction(source, attempt):
             return [_insufficient(contradicted)]
         if measured.num_steps >= SHARED.min_steps:
-            # A plan knows the links between devices, not how ranks that share a device communicate.
+            # If ranks share a device, there is no planned share: a plan knows only the links between devices.
             planned_ratio = None if devices_are_shared(source) else _planned_ratio(scope.manifest)
             return _findings(source, attempt, measured, policy, planned_ratio)
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
@@ -104,7 +104,8 @@ def _findings(
     if slow := _slow_dimension(attempt, classes, policy):
         found.append(slow)
     ((num_steps,),) = source.rows("SELECT count(DISTINCT step) FROM collectives WHERE attempt = ?", [attempt])
-    # Sizes that are also reduced in a forward pass are activations of tensor or sequence parallelism, not gradients.
+    # Leave out sizes that are also reduced in a forward pass: these are activations of tensor or sequence parallelism,
+    # not gradients.
     rows = source.rows(
         "SELECT DISTINCT op, process_group, bytes FROM collectives WHERE attempt = ? AND phase = 'forward'", [attempt]
     )
@@ -179,7 +180,7 @@ def _class_evidence(one: CallClass) -> dict[str, object]:
 
 
 def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: CommunicationPolicy) -> Finding | None:
-    """Find the mesh dimension whose fastest large messages are much slower than those of another one."""
+    """Find a mesh dimension along which even the fastest large messages are much slower than along another."""
     fastest: dict[str, CallClass] = {}
     for one in classes:
         if one.num_bytes >= policy.large_bytes and one.num_members > 1:

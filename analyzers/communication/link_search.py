@@ -1,5 +1,5 @@
-"""Search for slow links: groups and pairs of ranks whose transfers take longer than those of comparable ones, or than
-they did before.
+"""Search for slow links: groups and pairs of ranks with transfers that take longer than in comparable groups, or longer
+than before.
 
     slow_links(source, attempt=0)        # [SlowLink(ranks=(3,), groups=("dp:1-3/2", "tp:2-3"), ...)]
 
@@ -69,8 +69,8 @@ def slow_links(
             risen += _slower_than_before(op, num_bytes, groups, members, policy)
     pairs = _slow_pairs(source, attempt, policy, since_step)
     pairs = [pair for pair in pairs if not _is_core_wait(source, attempt, pair, since_step, policy)]
-    # A slow link of one group also slows groups of all ranks, so groups without peers count only if no such link is
-    # found.
+    # A slow link of one group also slows a group of all ranks. So groups that have no others to be compared with, such
+    # as the group of all ranks, are judged only if no slow link was found elsewhere.
     links = [narrow_to_member(link, classes, members, policy) for link in join_groups(compared)]
     links = links or [_with_onset(source, attempt, link, since_step) for link in join_groups(risen)[:1]]
     links = join_with_pairs(links, pairs)
@@ -85,7 +85,7 @@ def find_slow_rows(transfers_ms: Floats, policy: SlowLinkPolicy) -> list[tuple[i
     least = SHARED.beyond_few_factor if num_groups == 2 else SHARED.slow_factor
     min_windows = policy.min_windows_unsure if num_groups == 2 else SHARED.repeats
     for row, factor in enumerate(factors):
-        # The slow stretch is the one in which the factors exceed half of the required excess by the largest sum.
+        # The slow part is where the sum of (factor - 1 - half of the required excess) is largest.
         gains = np.cumsum((factor - (1 + least) / 2)[::-1])[::-1]
         begin = int(np.argmax(gains))
         gains = np.cumsum(factor[begin:] - (1 + least) / 2)
@@ -156,7 +156,7 @@ def _slower_than_others(
 def _slower_than_before(
     op: str, num_bytes: int, groups: Groups, members: Members, policy: SlowLinkPolicy
 ) -> list[SlowLink]:
-    """Groups or pairs whose transfers became slower and remained slower."""
+    """Groups or pairs in which transfers became slower and remained slower."""
     found = []
     for name, parts in groups.items():
         order = sorted(parts)

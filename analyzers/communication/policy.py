@@ -32,10 +32,11 @@ class SlowLinkPolicy:
     decides which member is slow, not whether one is."""
     min_windows_unsure: int = 4
     """Minimum number of windows if there is a single comparable group, where only the past shows which of the two is
-    unusual. Also if the slowdown is over, or if ranks wait for cores so long that this alone may slow transfers."""
+    unusual. The same minimum holds if the slowdown is over, or if ranks wait for cores so long that this alone may slow
+    transfers."""
     min_rise_s: float = 5.0
-    """How long transfers must have been slow if there is no other group or pair to compare with (s): another job, or
-    `watch` during its analyses, slows transfers through shared cores for some time, however long the steps are. On
+    """How long transfers must have been slow if there is no other group or pair to compare with (s). Another job, or
+    `watch` during its analyses, uses the same cores and slows transfers for some time, however long the steps are. On
     clean loops of 30 ms per step this lasted 0.7 to 2.2 s. Between devices `agreement_ratio` of this time is enough,
     because only hosts share cores.
     """

@@ -92,7 +92,7 @@ def join_groups(found: Sequence[SlowLink]) -> list[SlowLink]:
 def narrow_to_member(
     link: SlowLink, classes: Classes, members: Mapping[str, tuple[int, ...]], policy: SlowLinkPolicy
 ) -> SlowLink:
-    """Name the one member whose group in another dimension is slow, too; without such a member return the link
+    """If exactly one member also has a slow group in another dimension, name that member. Otherwise return the link
     unchanged. A fault does not slow crossing groups equally: it may make one group 4x slower, and the other, which
     sends smaller messages, only 1.5x slower. On its own, such a small slowdown takes more steps to prove.
     """
@@ -101,7 +101,7 @@ def narrow_to_member(
     known = {group.partition(":")[0] for group in link.groups}
     found: list[tuple[str, int]] = []
     for dimension in {dimension for dimension, _, _ in classes} - known:
-        # The class that moves the most bytes is the best evidence for the links.
+        # Of the classes of calls in a dimension, the one that moves most bytes says most about the links.
         moved = {key: key[2] * _num_calls(groups) for key, groups in classes.items() if key[0] == dimension}
         groups = classes[max(moved, key=lambda key: moved[key])]
         for name in _slower_groups(groups, link, policy):
@@ -121,7 +121,7 @@ def join_pairs(found: Sequence[SlowLink], num_neighbours: Mapping[int, int]) -> 
     joined = [_join(links, tuple(sorted(ranks))) for ranks, links in by_link.items()]
     for rank, count in Counter(rank for link in joined for rank in link.ranks).most_common():
         of_rank = [link for link in joined if rank in link.ranks]
-        # All links of the rank are slow, and none was already attributed to its other end.
+        # Blame the rank if all its links are slow and none of them has been attributed to the rank at its other end.
         if count > 1 and count == num_neighbours.get(rank, 0) and len(of_rank) == count:
             joined = [link for link in joined if link not in of_rank]
             joined.append(_join(of_rank, (rank,)))
@@ -129,7 +129,7 @@ def join_pairs(found: Sequence[SlowLink], num_neighbours: Mapping[int, int]) -> 
 
 
 def join_with_pairs(links: Sequence[SlowLink], pairs: Sequence[SlowLink]) -> list[SlowLink]:
-    """Name the member whose pairs and group are both slow. The numbers are those of the link that costs more."""
+    """Name the member that is slow both in pairs and in its group. The numbers are of the link that costs more."""
     result: list[SlowLink] = []
     used: set[SlowLink] = set()
     for link in links:
@@ -146,10 +146,10 @@ def join_with_pairs(links: Sequence[SlowLink], pairs: Sequence[SlowLink]) -> lis
 
 
 def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> list[str]:
-    """Groups whose transfers are slower than comparable ones while the link is slow."""
+    """Groups in which transfers are slower than in comparable groups while the link is slow."""
     windows = next(iter(groups.values()))
     usual = np.median([window.num_calls for window in windows.values()])
-    # A window counts only if it has at least half of the usual calls; the newest window may have fewer.
+    # Leave out a window with fewer than half of the usual number of calls, as the newest window may be.
     parts = [p for p in shared_windows(groups) if _overlaps(windows[p], link) and 2 * windows[p].num_calls >= usual]
     parts = parts[-max(SHARED.min_times, len(parts) // 2) :]
     if len(groups) < 2 or len(parts) < SHARED.repeats:

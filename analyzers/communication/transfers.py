@@ -7,8 +7,8 @@
 * Collectives: all members leave together, so the shortest time among them is the transfer without waiting. That is the
   time of the member that arrived last, so a slow rank does not lengthen it, but a slow link does.
 * Messages between two ranks: the transfer begins when both sides have made their call and ends with the receive. On one
-  host both times are from the same clock. Between hosts, whose clocks differ, the shorter of the durations of send and
-  receive counts.
+  host both times are from the same clock. Between hosts the clocks differ, so the shorter of the two durations, of the
+  send and of the receive, counts.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def nonfinite_sentence(run: str, since: int) -> str:
 def shortcoming(run: Diagnosis, other: Diagnosis) -> str:
     """Return a clause, without a subject, on the shortcomings that only `run` has; empty if none.
 
-    A run whose end was not recorded does not count as failed.
+    A run does not count as failed if its end was not recorded.
     """
     found = []
     ended, other_ended = (str(one.run.get("ended") or "") for one in (run, other))

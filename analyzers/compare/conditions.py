@@ -1,4 +1,4 @@
-"""Conditions of two runs that are not settings: ranks, devices, hosts and their load, tokens per step, memory.
+"""Conditions, other than settings, under which two runs ran: ranks, devices, hosts, load, tokens per step, memory.
 
     conditions(Run(source=a, facts=..., times=...), Run(source=b, facts=..., times=...))
     # (("host load per CPU", "0.9", "3.2"), ...): conditions that differ, and the load in any case
@@ -64,7 +64,7 @@ def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
 
 
 def load_caveat(speed: Change | None, a: Run, b: Run) -> str:
-    """Return a sentence if the slower run had a much busier host, which may be why it is slower; else empty.
+    """If the slower run had a much busier host, return a sentence that this may be the reason; otherwise an empty text.
 
     A host with fewer runnable processes than CPUs does not count as busy, because no process waits for a core there.
     Runs with different numbers of ranks are not compared: their loads differ even without another job.

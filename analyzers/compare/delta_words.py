@@ -24,7 +24,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaWords:
-    """Phrases whose subject is the run, compared with the baseline."""
+    """Phrases that say how a run differs from the baseline; the run is their subject."""
 
     speed: str
     loss: str

@@ -39,7 +39,7 @@ def gates_of(texts: Sequence[str]) -> list[Gate]:
     found = []
     for text in texts:
         name, has_limit, limit = text.partition(":")
-        name = "slower" if name == "warning" else name  # the name of `slower` in version 0.1
+        name = "slower" if name == "warning" else name  # in version 0.1, `slower` was called `warning`
         if name not in _NAMES:
             raise GateError(f"{text}: choose slower, slower:PERCENT, loss, findings or critical")
         if not has_limit:

@@ -142,7 +142,7 @@ def _point(run: _Run, base: _Run, kind: str) -> Point:
     work = run.tokens_per_step / base.tokens_per_step
     efficiency = low = high = work * base_ms / step_ms / rank_ratio
     if run is not base:
-        # `work` accounts for the tokens, so only step times are compared.
+        # `work` is the ratio of the tokens, so the change must be of step times and not of times per token.
         change = between(_without_tokens(base.times), _without_tokens(run.times))
         if change is not None:
             efficiency, low, high = (work / ratio / rank_ratio for ratio in (change.ratio, change.high, change.low))

@@ -78,7 +78,7 @@ class Comparison:
     nonfinite_since: tuple[int | None, int | None] = (None, None)
     """(A's, B's) step from which the loss is NaN or Inf to the end; None: the last loss is finite."""
     only_a: tuple[Finding, ...]
-    """Findings of A without one of the same kind, cause and ranks in B."""
+    """Findings of A for which B has none of the same kind, cause and ranks."""
     only_b: tuple[Finding, ...]
     both: tuple[Finding, ...]
     """Findings of both runs, in B's version."""
@@ -87,8 +87,8 @@ class Comparison:
     goodput: Mapping[str, tuple[float | None, float | None]]
     """{category: (A's, B's) share of the wall time}."""
     shortcomings: tuple[str, str] = ("", "")
-    """(reason not to call A better, reason not to call B better); empty without one. A reason is that the run did not
-    finish, or has a critical finding that the other lacks."""
+    """(reason not to call A better, reason not to call B better); a text is empty if there is no reason. A reason is
+    that the run did not finish, or that it has a critical finding that the other run lacks."""
     findings: tuple[Finding, ...]
     """Findings of the comparison itself: a regression of B's speed, if its interval excludes 1."""
 

@@ -33,8 +33,8 @@ _SETTLED = """
     SELECT attempt, min(newest_ns) FROM (SELECT attempt, rank, max(start_ns) AS newest_ns FROM steps GROUP BY ALL)
     GROUP BY attempt
 """
-"""SQL: for each attempt, when the rank that is furthest behind began its newest step. All earlier records are in the
-store."""
+"""SQL: for each attempt, the time at which the rank that is furthest behind began its newest step. All earlier records
+are in the store."""
 
 
 def fingerprints(source: Source, scope: Scope) -> list[Finding]:
@@ -50,7 +50,7 @@ def fingerprints(source: Source, scope: Scope) -> list[Finding]:
         if found is None:
             continue
         not_restored = findings and findings[-1].evidence["restored_step"] is None
-        # without a response every later check shows the same difference
+        # If the run did not respond, every later check finds the same difference: report it once.
         if not_restored and before == (attempt, found):
             findings[-1] = replace(findings[-1], last_step=step)
             continue

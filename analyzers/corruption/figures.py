@@ -46,7 +46,7 @@ def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
     rank, step, state = ints(table["rank"]), ints(table["step"]), floats(table["state"])
     if not len(rank):
         return
-    # All suspects, and the lowest other ranks up to the limit.
+    # Show all suspects, and of the other ranks the lowest until the limit is reached.
     wrong = sorted(set(finding.ranks) | set(rank[state > 0].tolist()))[:MAX_RANKS]
     others = [one for one in np.unique(rank).tolist() if one not in wrong]
     ranks = sorted(wrong + others[: MAX_RANKS - len(wrong)])

@@ -14,7 +14,7 @@ element. A norm over a million elements hides all but an enormous change, but th
 3. A rank is an outlier if its rise reaches both `min_ratio` and `min_sigmas` robust standard deviations of the rises
    in the window, or reaches `max_ratio`. If several ranks are outliers, none is reported.
 
-An outlier proves nothing by itself: one rank's share of a batch may be hard. The trainer drops the step and computes it
+An outlier alone proves nothing: one rank's share of a batch may be hard. The trainer drops the step and computes it
 again from the same state. If the peak repeats, the batch caused it and the step is taken. If not, the device caused it.
 """
 
@@ -75,8 +75,8 @@ class GradientOutlierDetector:
         return found
 
     def learn(self, peaks: Sequence[float]) -> None:
-        """Add a step to the history. `observe` adds steps without an outlier itself. The caller adds a step whose
-        outlier was the same in the recomputation."""
+        """Add a step to the history. `observe` adds steps without an outlier itself. If the recomputation gives the
+        same outlier, the caller adds the step."""
         logs = np.log(np.asarray(peaks, dtype=np.float64))
         self._take(logs, self._relative(logs))
 

@@ -106,7 +106,7 @@ def judge(fingerprints: Iterable[Fingerprint]) -> Corruption | None:
 
 
 def _minority(hashes: dict[int, list[int]]) -> set[int]:
-    """Ranks whose hash differs from the hash of the strict majority; empty without a majority."""
+    """Ranks with another hash than the strict majority of the ranks; empty if no hash has such a majority."""
     largest = max(hashes.values(), key=len)
     total = sum(map(len, hashes.values()))
     if 2 * len(largest) <= total:

@@ -1,4 +1,4 @@
-"""Runs that wait for data: share of the step time, ranks, onset, and rhythm.
+"""Runs that wait for data: share of the step time, ranks, onset, and whether the waits are steady or periodic.
 
     findings = data_bound(store, Scope())       # kind data_bound, cause steady | periodic | epoch_start | irregular
 
@@ -7,9 +7,9 @@
    a core is subtracted, because on a busy machine it lengthens every phase, including loading.
 2. The run is data-bound from an onset on if data takes `share_ratio` of the time from there to the end of the run.
 3. Rhythm: `steady` if most steps wait. Otherwise only *starved* steps count: steps that wait much longer than the
-   median step. If they are at regular distances, the rhythm is `periodic` (a prefetch buffer that runs empty, a shard
-   that is opened), or `epoch_start` if the distance is long and the first step is starved too (workers that restart
-   with each epoch). If not, it is `irregular`.
+   median step. If they are at regular distances, the cause is `periodic`: a prefetch buffer runs empty, or a shard is
+   opened. If the distance is long and the first step is starved, too, the cause is `epoch_start`: workers restart with
+   each epoch. If not, it is `irregular`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
     if waits.mean() >= SHARED.agreement_ratio:
         return Rhythm(cause="steady", every_steps=0, starved_steps=int(waits.sum()))
     places = step[starved]
-    # neighbouring starved steps count once
+    # Starved steps that are next to each other count as one.
     starts = places[np.append(True, np.diff(places) > SHARED.repeats)] if len(places) else places
     gaps = np.diff(starts)
     if len(gaps) >= 2:
@@ -115,7 +115,7 @@ def _onset(data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> int | None:
     shares = from_here[0][blocks] / np.maximum(from_here[1][blocks], 1e-9)
     if not (shares >= policy.share_ratio).any():
         return None
-    # From the onset on, the sum of data time beyond half of `share_ratio` is largest: steps before it did not wait.
+    # The onset is the step from which the sum of (data time - half of `share_ratio` of the step time) is largest.
     excess = from_here[0] - policy.share_ratio / 2 * from_here[1]
     begin = int(np.argmax(excess[: len(data_ms) - policy.min_steps + 1]))
     mean_ms = float(data_ms[begin:].mean())

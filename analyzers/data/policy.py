@@ -17,7 +17,7 @@ class DataPolicy:
     min_ms: float = 1.0
     """Smallest wait per step (ms). A smaller one may be a copy or the timer's resolution."""
     warm_up_steps: int = 5
-    """First steps, in which workers start and files are first opened."""
+    """Number of first steps that are not judged: workers start and files are first opened in them."""
     min_steps: int = 20
     """Minimum number of steps to recognise periodic waits."""
     block_steps: int = 10

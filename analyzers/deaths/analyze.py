@@ -61,7 +61,7 @@ def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) 
     findings = unrecorded_attempts(source, scope)
     if missing_tables(source, "ranks") or not source.has("steps"):
         return findings or [_insufficient("Deaths of ranks were not checked: no records of ranks or steps.")]
-    if not source.has("events"):  # without recorded process exits, the end of any records would look like a kill
+    if not source.has("events"):  # exits of processes are events; without them, every end would look like a kill
         return findings or [_insufficient("Deaths of ranks were not checked: no events of the run were recorded.")]
     log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
     known = attempts(source)
@@ -105,7 +105,7 @@ def _deaths(
     if _all_ended_well(view, log):
         return []
     stop = stop_while_training(view, log, policy)
-    # A stop was requested, every rank ended after it, and none ended for a reason of its own.
+    # Was the run stopped on request: did every rank end after the request, and none of them for another reason?
     if stop is not None and all(
         death.when_ns >= stop.wall_ns and (death.collateral or death.cause == "vanished") for death in deaths
     ):
@@ -115,7 +115,7 @@ def _deaths(
         if killed or _interruption(view, log):
             how = _interruption(view, log) or f"its launcher got {stop.text('signal')}"
             return [_ended_from_outside(view, how, killed, restart)]
-    # a signal may also come at interpreter shutdown
+    # A signal that kills a rank may also be caused at interpreter shutdown.
     crashed = any(death.signal and not death.is_from_outside for death in deaths)
     if not view.ranks or (is_last and not crashed and ended_cleanly(view, log, policy)):
         return []
@@ -130,12 +130,12 @@ def _deaths(
     newest_ns = max((death.when_ns for death in deaths), default=0)
     age_s = math.inf if now_ns is None else (now_ns - newest_ns) / 1e9
     if age_s < DeathPolicy().report_s and not any(death.cause != "vanished" for death in roots):
-        return []  # the launcher may report the cause of death later
+        return []  # wait a little: the launcher may still report how the rank died
     if now_ns is not None and roots and all(death.exit_code == 0 for death in roots):
         recording = set(view.ranks) - {death.rank for death in deaths}
         newest_ns = max((newest_ns, *(view.ranks[rank].last_ns for rank in recording)))
         if (now_ns - newest_ns) / 1e9 < DeathPolicy().others_follow_s:
-            return []  # the other ranks still record, or may also exit normally in a moment
+            return []  # wait: the other ranks still record, or will soon exit with code 0 as well
     if not roots:
         return _without_a_root(view, deaths, log, now_ns=now_ns, restart=restart)
     if _aborted_on_mismatch(view, roots):
@@ -184,7 +184,7 @@ def _without_a_root(
         vanished = [Death(rank=rank, when_ns=view.ranks[rank].last_ns, cause="vanished") for rank in silent]
         return [_finding(view, vanished, sorted(set(view.ranks) - set(silent)), restart)]
     if not deaths and ((blame := find_culprits(view)).is_proof or blame.cause == "finished"):
-        return []  # the attempt hung before it ended, which `hangs` explains
+        return []  # the attempt hung before it ended, and analyzer `hangs` explains that
     if failed := [death for death in deaths if death.cause in ("exception", "exit")]:
         first = next((death for death in failed if not death.is_surely_backends), None)
         if first is not None:
@@ -195,7 +195,7 @@ def _without_a_root(
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
     interrupted = _interruption(view, log) or _request(view, log)
     if not (terminated or interrupted) and all(rank in stopped or view.ranks[rank].closed for rank in all_ranks):
-        return []  # a launcher ended these ranks to restart; the records of the failed node have the cause
+        return []  # a launcher ended these ranks in order to restart; the cause is in the records of another node
     if interrupted:
         return [_ended_from_outside(view, interrupted, {}, restart)]
     seen, within = _all_seen(view), _within(view)
@@ -206,7 +206,7 @@ def _without_a_root(
             f"{sentence(seen)[:-1]} {were} terminated from outside {_where(step)}: {they} stopped{within} without an "
             "error."
         )
-    else:  # a full disk, which cannot record its own failure, looks the same as `kill -9` of all ranks
+    else:  # `kill -9` of all ranks looks like this; so does a full disk, on which no failure can be recorded
         summary = (
             f"Records incomplete: {seen} stopped {_where(step)}{within}, and no record shows how. "
             f"{'It was' if is_one else 'They were'} killed from outside, or the disk could not store their records."

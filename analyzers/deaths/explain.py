@@ -39,7 +39,7 @@ def _why_lost(finding: Finding) -> str:
     what = error or str(facts.get("signal") or "") or code or "no error was recorded"
     what = cut(what.replace(";", ","), MAX_MESSAGE)
     if what.lower() in finding.summary.lower():
-        return ""  # the summary has all of it
+        return ""  # the summary already contains the message
     at = f" ({facts['raised_at']})" if facts.get("raised_at") else ""
     victims = counted(len(facts.get("victims") or []), "other rank" if finding.ranks else "rank")
     return sentence(what + at + (f", and {victims} ended because of it" if victims else ""))
@@ -56,7 +56,7 @@ def _next_exception(finding: Finding, rank: str) -> str:
         return f"Check {raised_at} and the kernels before it: CUDA_LAUNCH_BLOCKING=1 names the one that failed."
     if raised_at:
         return f"Check {raised_at}."
-    is_from_log = bool(finding.evidence.get("lines"))  # then the finding is from a log that the user has
+    is_from_log = bool(finding.evidence.get("lines"))  # the user has the log: do not tell the user to read it
     return next_step("exception", finding.ranks) if is_from_log else f"Read the traceback in the log of {rank}."
 
 
@@ -76,7 +76,7 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
         )
     if site := finding.evidence.get("largest_site"):
         return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
-    if facts.get("lines"):  # from a log, which does not record memory over the steps
+    if facts.get("lines"):  # the finding is from a log, which contains no memory over the steps
         return next_step("out_of_memory", finding.ranks)
     return f"Compare the memory of {rank} over the steps and with that of its peers."
 

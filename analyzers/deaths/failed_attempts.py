@@ -10,8 +10,8 @@ its other ranks ended. An attempt did not fail if
 3. it was ended to leave out devices on request (`recovery.on_straggler`, `recovery.on_xid`).
 
 A rollback does not end an attempt. If another attempt followed and no record says how the earlier one ended, the
-earlier one failed, because a job that is killed as a whole records nothing. The newest attempt may still run, so it
-counts only if its launcher recorded the end, or if the caller knows that it is over.
+earlier one failed, because a job that is killed as a whole records nothing. The newest attempt may still run. So it
+counts only if its launcher recorded the end, or if the caller knows that the attempt is over.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ def _failed(view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: b
         return any(finding.cause != ON_PURPOSE for finding in found)
     if is_last or (view.ranks and all(rank.closed for rank in view.ranks.values())):
         return False
-    # Otherwise the launcher ended its ranks, because a node without records here failed, or to exclude devices on
-    # request.
+    # No hang and no death was found, so the launcher ended the ranks. Either a node whose records are elsewhere failed,
+    # or devices were excluded on request (`cause`), which is no failure.
     return not any(event.text("cause") for event in log.of(event_kinds.EXCLUDED, attempt=view.attempt))

@@ -9,7 +9,8 @@
    cause: people kill the launcher of a hanging job. In both cases this module reports nothing.
 4. The checkpoint that these ranks saved as they ended is named. Earlier saves, after which the ranks continued, are not
    related to this launcher.
-5. The loss of a node without a rank in the attempt (a spare, or it joined too late) ends nothing: it is a remark.
+5. If a lost node had no rank in the attempt (it was a spare, or joined too late), its loss ended nothing and is
+   reported only as advice.
 """
 
 from __future__ import annotations

@@ -18,5 +18,5 @@ class DeathPolicy:
     """Seconds after a rank's exit with code 0, while the run lives, in which silent ranks may still exit normally.
     Source: two ranks on an H100 left their communicators 2 s apart."""
     before_launcher_s: float = 3.0
-    """Seconds before the launcher's end was noticed in which ranks may have ended because of it; earlier ends have
-    another cause. Source: `watch` looks once a second, and a busy machine delays it."""
+    """Ranks that ended at most this long before the launcher's end was noticed may have ended because of it (seconds);
+    earlier ends have another cause. Source: `watch` looks once a second, and a busy machine delays it."""

@@ -1,7 +1,7 @@
 """Attempts that lost all their records: a power cut seconds after an attempt starts leaves its tapes blank.
 
-1. If no rank and no step of an attempt is stored, but blank or damaged files of its ranks exist, the attempt had begun,
-   because ranks reserve their tapes when they start.
+1. An attempt may have no rank and no step in the store, but blank or damaged files of its ranks. Such an attempt had
+   begun, because ranks reserve their files when they start.
 2. If a launcher recorded how its ranks ended, those records are reported instead, and nothing is reported here.
 3. The newest attempt of a live run is not judged, because it may just be starting.
 """

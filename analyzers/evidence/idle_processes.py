@@ -3,7 +3,7 @@
     found = with_idle_process(found, book, logs)
     found = with_empty_files(found, files)
 
-A wait whose line names neither the call nor a rank cannot be compared over ranks. If the log of exactly one other
+A wait cannot be compared over ranks if its line names neither the call nor a rank. If the log of exactly one other
 process of the job reports no wait and no error, and ends with a repeated line, this process was alive but did not join
 the call. It is suspected.
 
@@ -31,7 +31,7 @@ __all__ = ["with_empty_files", "with_idle_process"]
 
 _NUMBERS = re.compile(r"\d+")
 _WAITS = ("gloo_timeout", "call_timeout")
-"""Kinds of timeouts whose lines do not have the sequence number of the call."""
+"""Kinds of timeouts that are printed without the sequence number of the call."""
 _TIME = re.compile(r"^\W*\d{2,4}[-/:]\d\d[-/:]\d\d[T ]?[\d:.,]*\S*\s*")
 _ENDS = ("exception", "victim", "death", "root", "hang", "nccl")
 _MAX_TEXT = 100

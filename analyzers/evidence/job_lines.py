@@ -98,8 +98,8 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
 
 
 def _has_lines_alone(files: JobFiles) -> bool:
-    """Return True if only logs, or only lines read by a plug-in, could show how the job went. Values of steps from
-    other programs do not show it.
+    """Return True if only text logs, or only lines that a plug-in read, can show how the job ended. Files of other
+    programs that contain only the values of steps are disregarded, because they do not show it.
     """
     formats = [one for one in files.formats if one != "program" or not files.programs.has_only_steps]
     return formats in (["log"], ["plugin"]) and not any(rows.has_records for rows in files.plugin_rows)
@@ -136,7 +136,7 @@ def _is_clock(rows: Sequence[Mapping[str, Any]]) -> bool:
     grown = [after - before for before, after in pairwise(values)]
     passed = [after - before for before, after in pairwise(ends) if before is not None and after is not None]
     needed = THROUGHPUT.agreement_ratio * len(grown)
-    if len(passed) < len(grown):  # lines without times
+    if len(passed) < len(grown):  # some lines have no time
         return values[-1] >= SHARED.clear_factor * values[0] and sum(growth > 0 for growth in grown) >= needed
     resolution_ns = LogPolicy().same_second_s * 1e9
     num_equal = sum(

@@ -8,7 +8,7 @@
 2. A rank that the dumps name takes precedence over a log line without a rank. A device error is joined with dumps that
    show a stuck device. Any other error is a separate suspicion.
 3. A hang that the dumps prove replaces a suspicion from the logs, and takes over the lines of the logs.
-4. If the logs prove how a rank ended, the remark that this rank's dump is missing is dropped.
+4. If the logs prove how a rank ended, the note that this rank's dump is missing is dropped.
 5. Stacks of the processes are evidence of a hang that dumps or logs show. Stacks alone are a suspicion.
 6. If a recorded run lost a rank and a log says how that rank ended, the run's finding stays. The finding gets the lines
    of the log and facts that only a log has, such as the text of an assertion in a kernel.
@@ -60,7 +60,8 @@ def _joined(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
         return [*logs, *dumps, *rest]
     logs.remove(logged)
     dumps.remove(dumped)
-    if logged.ranks and set(logged.ranks) & set(dumped.ranks):  # rules 1 and 4
+    # Rules 1 and 4.
+    if logged.ranks and set(logged.ranks) & set(dumped.ranks):
         return [_merged(logged, dumped), *logs, *_settled(dumps, logged), *rest]
     if logged.status == "suspect" and dumped.status == "fired":  # rule 3
         return [_with_lines(dumped, logged), *logs, *dumps, *rest]
@@ -152,5 +153,6 @@ def _with_lines(dumped: Finding, logged: Finding) -> Finding:
 
 
 def _settled(dumps: Sequence[Finding], logged: Finding) -> list[Finding]:
-    """The dumps' findings, without remarks on missing dumps if the logs prove how the rank ended."""
+    """Return the findings of the dumps. If the logs prove how a rank ended, findings that say only what the dumps lack
+    are left out."""
     return [one for one in dumps if one.status != "insufficient_data" or logged.status != "fired"]

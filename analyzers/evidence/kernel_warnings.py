@@ -3,7 +3,7 @@
     found += kernel_warnings(book, is_finished=outcome.ended == "finished")
 
 These lines are reported only if no line names a cause, and never as the end of a rank. If the job continued or finished
-after such a line, the finding is only a remark.
+after such a line, the finding is only advice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _lines(book: LogBook, *kinds: str) -> dict[str | None, list[LogLine]]:
     found: dict[str | None, list[LogLine]] = defaultdict(list)
     for entry in book.of(*kinds):
         if when_of(entry, book) != "another time":
-            # In "ib0: link down" the name of the device is where a host name would be.
+            # In "ib0: link down", a device is named in the place of the host.
             is_device = entry.host in (entry.text("interface"), f"CPU{entry.text('cpu')}")
             found[None if is_device else entry.host].append(replace(entry, host=None) if is_device else entry)
     return found

@@ -54,7 +54,7 @@ def analyze(source: Source) -> list[Finding]:
     candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
     candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
     candidates = sorted(name_only_end(_merged(candidates), book, ended), key=lambda candidate: candidate.order(book))
-    if any(one.cause == "no_interface" for one in candidates):  # it explains the causes that are dropped here
+    if any(one.cause == "no_interface" for one in candidates):  # drop the causes that a missing interface explains
         candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
     candidates = in_order_of_ends(candidates, book)
     if not candidates and ended.victim_lines:
@@ -145,7 +145,7 @@ def _numerics(book: LogBook) -> list[Candidate]:
     if floor and not any(book.of("nonfinite")):
         return [_exhausted_scale(floor, list(book.of("overflow")))]
     norms = [entry for entry in book.of("gradient_norms") if entry.number("nonfinite")]
-    lines = [entry for entry in book.of("nonfinite")  # a line without a step may be a tracker's input, or a help text
+    lines = [entry for entry in book.of("nonfinite")  # without a step, it may be input of a tracker or a help text
              if entry.number("step") is not None or not entry.number("stays_finite")]  # fmt: skip
     lines += [*book.of("loss_scale_floor"), *norms]
     if not lines:
@@ -171,7 +171,7 @@ def _numerics(book: LogBook) -> list[Candidate]:
 
 
 def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidate:
-    """Candidate for fp16 training whose steps overflowed until the loss scale was at or near its minimum."""
+    """Candidate for fp16 training in which steps overflowed until the loss scale was at or near its minimum."""
     steps = [step for entry in overflows if (step := entry.number("after_step")) is not None]
     since = f" since about step {steps[0]}" if steps else ""
     scale = floor[-1].text("scale")
@@ -321,7 +321,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
 def _are_of_pipes(lines: Sequence[LogLine]) -> bool:
     """Return True if all errors come from a pipe or queue between a process and its child."""
     framed = [(entry, links) for entry in lines if (links := read_traceback(entry.text("traceback")))]
-    rest = [entry for entry in lines if not entry.text("traceback")]  # last lines of the tracebacks
+    rest = [entry for entry in lines if not entry.text("traceback")]  # entries that are only a traceback's last line
     return (
         bool(framed)
         and all(_PIPE.search(links[-1].frames[-1].path) for _, links in framed)
@@ -375,7 +375,7 @@ def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
     if host is not None:
         evidence["host"] = host
     if candidate.kind == "hang":
-        evidence["host_only"] = True  # hosts write the lines, which do not show whether the device entered the call
+        evidence["host_only"] = True  # a log shows that hosts made the call, not that the devices entered it
     if candidate.collect:
         evidence["collect"] = list(candidate.collect)
     step = candidate.evidence.get("step")

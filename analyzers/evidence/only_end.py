@@ -46,7 +46,7 @@ _REFUSED = 2
 
 
 def name_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended) -> list[Candidate]:
-    """Name the rank of candidates without one, if only one rank ended in the way that matches the error."""
+    """Name the rank of candidates that lack a rank, if only one rank ended in the way that matches the error."""
     if refused := tuple(sorted(rank for rank, (code, _) in ended.exits.items() if code == _REFUSED and rank >= 0)):
         candidates = [
             _named(one, *refused) if any(type_of(line) == "ArgumentError" for line in one.lines) else one
@@ -166,9 +166,9 @@ def _only_traceback(book: LogBook) -> LogLine | None:
         return None
     last_lines = [entry.text("message") for entry in raised if not entry.text("traceback")]
     if len(set(last_lines)) < len(last_lines):
-        return None  # interleaved tracebacks
-    first = with_frames[0]  # may contain the traceback of a loader worker
-    # a message of several lines names its cause below the line that is also read alone
+        return None  # the tracebacks are interleaved
+    first = with_frames[0]  # its text may contain the other tracebacks, if it quotes a loader worker
+    # A message of several lines names its cause below the line that is also read alone.
     if any(is_victims(entry) for entry in raised if entry.text("traceback") or not _begins(first, entry)):
         return None
     are_parts = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)

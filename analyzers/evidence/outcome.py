@@ -122,7 +122,7 @@ def _trained_later(entry: LogLine) -> bool:
 
 
 def _trains_on(logs: Sequence[ReadLog]) -> bool:
-    """Return True if a log ends within another training, whose progress bar is not full."""
+    """Return True if a log ends within another training, because the progress bar of that training is not full."""
     last = [log.steps[-1].step_line for log in logs if log.steps]
     return any(line.bar is not None and line.loss is not None and line.bar.step < line.bar.total for line in last)
 

@@ -2,7 +2,7 @@
 
 findings = printed_step_findings(store, findings_so_far, steps)
 
-A printed step has a duration but no phases, a loss that rank 0 printed for all ranks, and usually no start time.
+A printed step has a duration, and a loss that rank 0 printed for all ranks. It has no phases and usually no start time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ as the blocks of a recorded run.
 """
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 DATA_OF_MEANS = replace(DATA, min_steps=2, block_steps=1)
-"""Data policy for the same lines: two of them cover more steps than a rhythm needs."""
+"""Data policy for lines that each print the mean over tens of steps. Two such lines cover more steps than are needed to
+recognise periodic waits."""
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
 MIN_STEPS = 2 * SHARED.min_steps
@@ -177,7 +178,7 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
                 f"the end of the log, with {num} steps far above those before them.",
             )
         ]
-    if len(spikes) > SHARED.min_times:  # the loss is noisy
+    if len(spikes) > SHARED.min_times:  # so many spikes mean that the loss is noisy: report one finding
         worst = max(spikes, key=lambda one: float(evidence_of(one).get("loss_z") or 0))
         more = f" It is the largest of {len(spikes)} spikes between steps {first.first_step} and {last.last_step}."
         return [replace(worst, summary=_of_log(worst).summary + more)]
@@ -185,8 +186,8 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
 
 
 def _is_slight(one: Finding, last_step: int, highest_before: float | None) -> bool:
-    """Return True for a temporary rise that is tiny, or moderate and on one line only. A rise with a gradient norm is
-    not slight, because the norm confirmed it.
+    """Return True for a temporary rise of the loss that is tiny, or moderate and on one line only. A rise is not slight
+    if the finding also has a gradient norm, because the norm rose, too.
     """
     facts = evidence_of(one)
     rise, sigmas = facts.get("loss_rise_ratio"), facts.get("loss_z") or 0.0
@@ -196,7 +197,7 @@ def _is_slight(one: Finding, last_step: int, highest_before: float | None) -> bo
         return False
     before, peak = float(facts["loss_before"]), float(facts["loss"])
     fall = 0.0 if highest_before is None else highest_before - before
-    if peak - before < SHARED.min_change_ratio * fall:  # the model memorises its data
+    if peak - before < SHARED.min_change_ratio * fall:  # a small share of the loss's fall: the model memorises
         return True
     limits = LossSpikePolicy().detector
     is_clear = rise >= limits.alone_rise_ratio or (sigmas >= limits.alone_z and rise >= limits.alone_z_rise_ratio)
@@ -204,7 +205,7 @@ def _is_slight(one: Finding, last_step: int, highest_before: float | None) -> bo
 
 
 def _noted(slight: Sequence[Finding]) -> Finding:
-    """Return a remark on the largest of the slight rises."""
+    """Return advice that mentions the largest of the slight rises."""
     worst = max(slight, key=lambda one: float(evidence_of(one)["loss_rise_ratio"]))
     text = f"{_of_log(worst).summary} It did not last: a hard batch, or noise."
     if len(slight) > 1:
@@ -226,7 +227,7 @@ def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
     if len(timed) < 2 or any(row.get("is_between") or row.get("is_of_bar") for row in steps):
         return False
     distances: list[float] = [after["step"] - before["step"] for before, after in pairwise(timed)]
-    if any(row.get("is_counted") for row in steps):  # the lines' times show how many steps lie between them
+    if any(row.get("is_counted") for row in steps):  # lines are numbered, not steps: take the distances from the times
         if any(row["start_ns"] is None for row in timed):
             return False
         ends = [row["start_ns"] + row["duration_ns"] for row in timed]
@@ -236,8 +237,8 @@ def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
-    """Turn a rhythm into a remark if something explains it: optimizer steps of several iterations, epochs, another
-    progress bar, or evaluations and saves in the time between lines."""
+    """Turn a finding of periodic slow steps into mere advice if something harmless explains them: gradient
+    accumulation, epochs, another progress bar, or evaluations and saves between two printed lines."""
     every, cost = evidence_of(one)["every_steps"], evidence_of(one)["cost_ratio"]
     timed = [row for row in steps if row.get("duration_ns") is not None]
     if abs(every - _iterations_per_step(steps)) < 0.5:
@@ -249,7 +250,7 @@ def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
     elif any(
         abs(every - (row.get("per_epoch") or 0)) <= 1 and (cost < SHARED.cost_ratio or row.get("is_of_bar"))
         for row in timed
-    ):  # a bar's rate starts again with each epoch
+    ):  # a progress bar computes its rate anew in each epoch, so any cost counts there
         why = "That is once per epoch: loader workers are restarted (persistent_workers=True keeps them)."
     else:
         return one

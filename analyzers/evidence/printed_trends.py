@@ -33,7 +33,7 @@ def climbing_loss(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     numbers = [row["step"] for row in rows]
     rise = _multiplied(rows)
-    if rise is None and numbers[-1] > len(numbers):  # if every step has a line, `divergence` reports it
+    if rise is None and numbers[-1] > len(numbers):  # not if every step has a line: then `divergence` reports the rise
         found = find_rise({line: row["loss"] for line, row in enumerate(rows, 1)})
         if found is not None:
             first, last = numbers[found.first_step - 1], numbers[min(found.last_step, len(numbers)) - 1]
@@ -43,7 +43,7 @@ def climbing_loss(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def _multiplied(rows: Sequence[Mapping[str, Any]]) -> Rise | None:
-    """Report a loss whose last lines are a multiple of its first and of its lowest lines.
+    """Report that the loss in the last lines is a multiple of the loss in the first and in the lowest lines.
 
     1. The medians of blocks of `min_times` lines are compared, counted from the newest line. There are at least four.
     2. The last two blocks are both at least `clear_factor` times the first block and the lowest block before them. A

@@ -48,7 +48,8 @@ def device_findings(source: Source) -> list[Finding]:
 
 
 def _errors_before(source: Source) -> list[Finding]:
-    """Report uncorrectable ECC errors whose count is the same in all readings: it is unknown when they occurred."""
+    """Report uncorrectable ECC errors if their count is the same in all readings, so that it is unknown when they
+    occurred."""
     return [
         Finding(
             analyzer="health",
@@ -70,7 +71,7 @@ def _errors_before(source: Source) -> list[Finding]:
 
 
 def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
-    """Find the processes whose stacks differ, if most processes wait in communication."""
+    """If most processes wait in communication, find the processes that have other stacks."""
     groups = group([Stack(pid=one.pid, rank=one.rank, frames=_program_frames(one.frames)) for one in read])
     odd = outlying_stacks(groups) if len(read) >= SHARED.min_times else ()
     most = groups[0]

@@ -67,7 +67,7 @@ def nonfinite(table: Mapping[str, Any], *, across: str = "step") -> Figure:
 
 def _map(names: list[str], steps: list[int], across: str = "step") -> Figure:
     figure = new_figure(height=int(min(760, max(220, 110 + 17 * len(names)))), x=across)
-    # a numeric axis, which has fewer labels on a narrow screen
+    # With enough steps, use a numeric axis, which has fewer labels on a narrow screen.
     if steps and steps[-1] - steps[0] >= MIN_SPAN:
         figure.update_xaxes(type="linear", nticks=4, tickangle=0, showgrid=False)  # the names leave a phone little room
     else:

@@ -39,11 +39,11 @@ class FleetPolicy:
     family_error_ratio: float = 0.05
     """Probability that any member of a healthy fleet stands out (ratio). Source: convention; Bonferroni."""
     trimmed_ratio: float = 0.1
-    """Share of the members, with the highest rates, that the first estimate leaves out (ratio). Source: convention for
-    robust estimates; members that then prove ordinary are included again."""
+    """Members with the highest rates that the first estimate leaves out, as a share of all members (ratio). Source:
+    convention for robust estimates; those that then prove ordinary are included again."""
     least_hours: float = 0.1
-    """Minimum number of hours for which a run counts: a run that dies in its start-up has almost none, but was exposed
-    to failures (hours). Source: convention; start-up of a large job."""
+    """Hours for which a shorter run counts: a run that dies in its start-up lasts almost none, but it was exposed to
+    failures (hours). Source: convention; start-up of a large job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class _Tally:
     runs: int = 0
     hours: float = 0.0
     exposure_h: float = 0.0
-    """Hours to which its rate refers; each run counts at least `FleetPolicy.least_hours`."""
+    """Hours to which the member's rate refers; each run counts for at least `FleetPolicy.least_hours`."""
     bad_runs: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     cost_s: float = 0.0
@@ -127,7 +127,7 @@ def _add(
     incidents: Sequence[tuple[str, Incident]],
     policy: FleetPolicy,
 ) -> None:
-    """Add one run with its members and their hosts. `incidents`: each with the member for which it counts."""
+    """Add one run with its members and their hosts. `incidents`: (name of the member for which it counts, incident)."""
     bad: set[str] = set()
     for name, incident in incidents:
         if name in host_of:
@@ -169,7 +169,8 @@ def _ranked(tallies: Mapping[str, _Tally], policy: FleetPolicy) -> tuple[Member,
 
 
 def _compared_within_hosts(devices: Sequence[Member], policy: FleetPolicy) -> list[Member]:
-    """Keep a device suspicious only if it has more than its share of its host's incidents: else blame the host."""
+    """Keep a device suspicious only if it has more than its share of the incidents of its host. Otherwise the host is
+    suspected."""
     bad_runs: Counter[str] = Counter()
     num_devices: Counter[str] = Counter()
     for device in devices:

@@ -98,7 +98,7 @@ def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[
         found = {places[rank] for rank in finding.ranks if rank in places}
         where = {(host, device) for host, device in found if host}
     if len({host for host, _ in where}) > 1:
-        return []  # no single machine is the cause
+        return []  # the finding names several machines, so none of them is to blame
     is_one_device = len({device for _, device in where}) == 1
     return [
         Incident(
@@ -121,7 +121,8 @@ def _hosts_and_devices(source: Source) -> dict[int, tuple[str, str]]:
 
 
 def _hours(source: Source, diagnosis: Diagnosis) -> float:
-    """Hours of wall time from the account; for a run without one, from the first to the last recorded step or event."""
+    """Hours of wall time from the account; for a run without an account, from the first to the last recorded step or
+    event."""
     if diagnosis.goodput is not None:
         return diagnosis.goodput.wall_s / 3600
     times = []

@@ -64,7 +64,7 @@ class RunSpeed:
 
     @property
     def per_s(self) -> float:
-        """Tokens per second, else steps per second."""
+        """Tokens per second. Without tokens, steps per second."""
         return self.tokens_per_s or 1e3 / self.step_ms
 
     @classmethod
@@ -74,7 +74,7 @@ class RunSpeed:
 
 
 def run_speed(source: Source, manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> RunSpeed | None:
-    """Speed of a run; None if it has too few steps, or is a drill, whose injected faults change its speed."""
+    """Speed of a run; None if the run has too few steps, or is a drill, in which injected faults change the speed."""
     policy = ThroughputPolicy()
     if manifest.get("faults") or facts.get("faults_injected"):
         return None

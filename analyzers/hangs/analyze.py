@@ -1,4 +1,5 @@
-"""Find hangs, in which no rank makes progress: the rank that the others wait for, and the call in which they wait.
+"""Find hangs, in which no rank makes progress. A finding names the rank for which the others wait, and the call in
+which they wait.
 
 Live and post-mortem analysis share one function. With `now_ns`, the silence is measured until now. Otherwise it is
 measured until the first death (a kill by `watch`, a timeout of the other ranks, the launcher's end).
@@ -8,7 +9,7 @@ measured until the first death (a kill by `watch`, a timeout of the other ranks,
 3. Two faults are reported even without silence if the records end without a reason: a stopped process, and a mismatch
    of operation, type or size. A mismatch is also reported if a rank aborted in the call, as gloo does.
 4. `device_evidence` adds what the culprits' devices and hosts recorded, and names the link on which a call is stuck.
-5. `stacks` groups the stacks of all ranks. Ranks whose stacks differ from those of their peers come first.
+5. `stacks` groups the stacks of all ranks. Ranks with other stacks than their peers come first.
 6. `deaths` reports ranks that died: in a hang, processes are alive and make no progress. While the run is live, the
    launcher handles deaths. A lost node is the exception: ranks that still wait for it hang, even if others have died
    because of it.
@@ -95,12 +96,12 @@ def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> li
 
 
 def _silent_until_stopped(source: Source, view: AttemptView, log: EventLog, policy: StallPolicy) -> float:
-    """Seconds from the newest start of work to a request to stop, if `watch` saw ranks compute in between; else 0."""
+    """Seconds from the newest start of work to a request to stop, if `watch` saw ranks compute between them, or 0."""
     stop_ns = min((event.wall_ns for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)), default=0)
     started_ns = newest_start_ns(source, view.attempt)
     worked = (event.wall_ns for event in log.of(event_kinds.SILENT_WORK, attempt=view.attempt))
     silent_s = (stop_ns - started_ns) / 1e9
-    # do not compare with the longest step, which may be the interrupted one
+    # The longest step is no measure here, because it may be the interrupted step itself.
     is_long = silent_s > max(policy.floor_s, policy.step_factor * view.median_step_ns / 1e9)
     return silent_s if is_long and any(started_ns < when_ns < stop_ns for when_ns in worked) else 0.0
 
@@ -123,16 +124,16 @@ def hang_of_attempt(
     roots = [death for death in deaths if not death.collateral and not death.is_from_outside]
     sudden = [death for death in before_stop(roots, view, log) if death.cause in ("signal", "exception", "exit")]
     if view.reported_stall_ns is not None and len(sudden) == len(view.ranks) and all(d.signal for d in sudden):
-        sudden = []  # all were killed during the hang
+        sudden = []  # all ranks were killed during a hang that `watch` had reported, so the kills did not cause it
     found = find_culprits(view)
     aborted = any(death.signal == "SIGABRT" for death in deaths) and found.is_mismatch
     if not aborted and not by_watch and stop_while_training(view, log, policy) is not None:
-        return None  # the run was asked to stop while it made progress
+        return None  # no hang: the run was asked to stop while it still made progress
     still_wait = _wait_for_lost_node(view, log, deaths) if now_ns is not None and not by_watch else frozenset()
     if still_wait:
         found = replace(found, waiting=tuple(rank for rank in found.waiting if rank in still_wait))
     if sudden and not by_watch and not aborted and not still_wait:
-        return None  # the deaths explain the silence
+        return None  # no hang: the deaths explain why the other ranks were silent
     is_left_to_launchers = now_ns is not None and not by_watch and not aborted and view.reported_stall_ns is None
     if deaths and is_left_to_launchers and not still_wait:
         return None
@@ -144,10 +145,10 @@ def hang_of_attempt(
     ended_ns = None if still_wait else death_ns(view, log)
     until_ns = ended_ns or now_ns or seen_ns or view.reported_stall_ns
     if until_ns is None and not (found.is_proof or found.cause == "finished"):
-        return None  # the length of the silence is unknown, and a killed run looks the same
+        return None  # it is unknown how long the ranks were silent, and a run that was killed looks the same
     reference_ns = until_ns or view.last_ns
     is_stalled = view.reported_stall_ns is not None or stalled_s(view, reference_ns, policy) is not None
-    # `watch` takes stacks of stalled runs only, so a silence until then needs no other proof.
+    # `watch` takes stacks only if a run stalls. So if the silence lasted until it took them, no other proof is needed.
     if not is_stalled and not aborted and not by_watch and until_ns is not None and until_ns != seen_ns:
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)
@@ -243,8 +244,8 @@ def silent_nodes(source: Source, scope: Scope) -> list[Finding]:
     findings = []
     for event in log.of(event_kinds.NODE_SILENT):
         node = event.integer("node_rank")
-        # If another watch has replaced the one that reported the silence, its first sign of the node is a measured
-        # clock offset.
+        # The `watch` that reported the silence may have been replaced. For the new one, the first sign that the node
+        # is there again is a measured clock offset.
         later = (e for e in log.of(event_kinds.CLOCK_OFFSET) if e.attempt > event.attempt)
         answers = sorted((*log.of(event_kinds.NODE_HEARD), *later), key=lambda e: e.wall_ns)
         ends = (e for e in answers if e.integer("node_rank") == node and e.wall_ns >= event.wall_ns)
@@ -284,7 +285,7 @@ def _finding(event: Event, node: int, end: Event | None) -> Finding:
     )
 
 
-# Live, `watch` judges hangs itself: it joins the digests of the other nodes first (`live`).
+# On a live run, `watch` judges hangs itself, after it has joined the digests of the other nodes (`live`).
 OF_FILES = ("files.dumps", "files.execution_traces")
 ANALYSES = (
     Analysis(kinds=("hang",), run=hangs, records="sampled"),

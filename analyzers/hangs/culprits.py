@@ -8,7 +8,8 @@
    reached. That process was stopped during the hang, by a debugger for example.
 3. A mismatch is different calls (operation, dtype or size) under one sequence number of a group. If the call of one
    side came right after the call of the other side in earlier steps, the first side has skipped a call. Otherwise the
-   smaller side is named. Of two equal sides, the side whose call never came next in earlier steps is named, else both.
+   smaller side is named. If both sides are equally large, the side with the unusual call is named: the call never came
+   next in earlier steps. If there is no such side, both are named.
 4. If all other members have completed a call on devices, the remaining device is the culprit. Some operations cannot
    complete before all members have entered. Once one member has completed such a call, all devices still in it are
    culprits.
@@ -21,8 +22,8 @@
 7. If all awaited ranks are in calls that all members entered, those calls do not end. There are three causes. A send
    and its receive differ in size (`unequal_message`). A rank made a different call with the same number or a later one,
    which may have ended (`mismatched_with_ended`). Or the network or the backend is stuck.
-8. If no device is in a call, the devices that have not started the calls enqueued by their hosts are stuck. A rank
-   whose host has not enqueued the call is a culprit, too.
+8. If no device is in a call, the devices that have not started the calls enqueued by their hosts are stuck. A rank is a
+   culprit, too, if its host has not enqueued the call.
 9. Otherwise the edges form a cycle, or all ranks entered and none left. A rank in a cycle has skipped a call if it is
    past the step in which it is awaited. So has a rank in the optimizer that is awaited in a gradient's call. Otherwise
    an awaited message is missing, or groups are entered in opposite order.
@@ -67,7 +68,7 @@ class HangCause:
     unseen: tuple[int, ...] = ()
     """Awaited ranks without records here, if no other rank is the culprit."""
     absent: tuple[int, ...] = ()
-    """Ranks that have not reached the call either, in addition to a culprit whose device has not started it."""
+    """If the device of the culprit has not started the call: the further ranks that have not reached it."""
 
     @property
     def is_mismatch(self) -> bool:
@@ -76,8 +77,8 @@ class HangCause:
 
     @property
     def is_proof(self) -> bool:
-        """True if it is an error by itself, however short the silence."""
-        is_message = self.call is not None and self.call.is_p2p  # some backends accept a receive that is too large
+        """True if this is an error on its own, however short the silence is."""
+        is_message = self.call is not None and self.call.is_p2p  # no proof: some backends accept too large a receive
         return (self.is_mismatch and not is_message) or self.cause == "stopped"
 
 
@@ -99,7 +100,8 @@ def find_culprits(view: AttemptView) -> HangCause:
     if stopped:
         others_call = commonest_call([c for rank, calls in heads.items() if rank not in stopped for c in calls])
         return _cause("stopped", stopped, waiting, others_call or commonest_call(all_calls))
-    # An open call before a completed one was probably just never waited for, unless the ranks' calls differ.
+    # If a later call has completed, the program has probably never waited for an open one. This is no evidence unless
+    # the ranks' calls differ.
     unwaited = {rank: list(state.unwaited) for rank, state in alive.items()}
     if mismatch := mismatched_collective(oldest, view.differing) or mismatched_collective(unwaited, view.differing):
         of_oldest = [c for calls in oldest.values() for c in calls]
@@ -120,10 +122,11 @@ def find_culprits(view: AttemptView) -> HangCause:
         return replace(_cause("not_seen", (), waiting, awaited), unseen=roots)
     roots = tuple(rank for rank in roots if rank not in view.elsewhere)
     for rank in roots:
-        # all members entered these calls, in a phase that the rank has left: it is probably in none of them
+        # All members entered these calls, and the rank has left the phase in which it made them. So it is probably in
+        # none of them.
         if rank in alive and all(map(alive[rank].may_have_left, heads[rank])):
             heads[rank] = []
-    if roots and all(heads.get(rank) for rank in roots):  # they reached a call that all known members entered
+    if roots and all(heads.get(rank) for rank in roots):  # the awaited ranks are in calls that all members entered
         if mismatch := unequal_message(view) or mismatched_with_ended(view):
             return cause_of_mismatch(mismatch, waiting)
         stuck_calls = [c for rank in roots for c in heads[rank]]
@@ -187,8 +190,9 @@ def _in_cycle(
 
 
 def _left_by_others(view: AttemptView, heads: Mapping[int, list[Call]]) -> list[Call]:
-    """Device calls that a member is still in although all others have completed them. If no
-    member can complete the operation before all have entered it, one is enough, with the rest still in the call."""
+    """Device calls that a member is still in although all others have completed them. Some operations cannot complete
+    on any member before all have entered. For these it is enough that one other member has completed the call, if the
+    rest are still in it."""
     found = []
     inside = {(call.group, call.seq, rank) for rank, calls in heads.items() for call in calls if not call.is_p2p}
     for rank, calls in heads.items():
@@ -255,11 +259,11 @@ def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call |
     if awaited is not None and all(_is_past(view.ranks.get(rank), awaited) for rank in roots):
         return "skipped"
     if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
-        return "finished"  # it closed normally, so no rank should wait for it any more
+        return "finished"  # the awaited ranks have ended normally, and the others should not wait for them
     if all(_is_queued(view, rank, awaited) or _is_behind(view.ranks.get(rank)) for rank in roots):
         return "device_stuck"
     if roots and all(rank in view.ranks and view.ranks[rank].holds_gil for rank in roots):
-        return "gil"  # native code is running, whatever the open span
+        return "gil"  # the rank runs native code that holds the GIL; its open span does not matter
     causes = {next((_PHASE_CAUSES[p] for p in reversed(view.ranks[r].phases) if p in _PHASE_CAUSES), "")
               for r in roots if r in view.ranks}  # fmt: skip
     if len(causes) == 1 and causes != {""}:
@@ -270,8 +274,8 @@ def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call |
 def _skipped_in_cycle(
     view: AttemptView, cycle: tuple[int, ...], heads: Mapping[int, list[Call]], graph: WaitGraph
 ) -> tuple[tuple[int, ...], Call] | None:
-    """Ranks of a cycle that are past the step in which they are awaited, or past its gradients, and the call that they
-    missed."""
+    """Ranks of a cycle that are past the step in which they are awaited, or that are in the optimizer but are awaited
+    in a gradient's call. Also returns the call that they missed."""
     missed: dict[int, Call] = {}
     for rank in cycle:
         for call in heads[rank]:

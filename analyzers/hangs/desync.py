@@ -8,7 +8,7 @@ continues, and ranks reduce gradients of different steps together.
 1. In ranks that run the same program, the sequence numbers of a step's first calls are equal, or differ by the same
    amount in all steps.
 2. If a rank's difference from the other ranks changes at some step and never changes back, the rank made more or fewer
-   calls than the others between the last common step before the change and the first after it.
+   calls than the others. It did so between the last common step before the change and the first one after the change.
 3. The smaller side is named. If both sides are equally large, the side that never made this number of calls in an
    earlier step is named. If neither criterion decides, both sides are suspects.
 4. These are not judged:
@@ -48,8 +48,8 @@ MAX_SUSPECTS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCalls:
-    """The calls of one rank in one group and step. `is_whole`: no number is missing between these calls and those of
-    the previous step.
+    """The calls of one rank in one group and step. `is_whole`: no number is missing between these calls and the calls
+    of the previous step.
     """
 
     first_seq: int
@@ -145,9 +145,9 @@ def _desyncs_of_group(source: Source, attempt: int, group: str, since_step: int)
 
 
 def change_of(own: Mapping[int, StepCalls], others: Mapping[int, StepCalls]) -> Change | None:
-    """The step from which on a rank's sequence numbers are shifted against another rank's.
+    """The first step in which a rank's sequence numbers are shifted against another rank's.
 
-    None if they are not shifted or the shift disappears again, if there are too few steps before or after it, or if
+    None if there is no shift, if the shift disappears again, if there are too few steps before or after it, or if
     records around it are missing.
     """
     steps = [step for step in sorted(own.keys() & others.keys()) if own[step].is_whole and others[step].is_whole]
@@ -161,7 +161,7 @@ def change_of(own: Mapping[int, StepCalls], others: Mapping[int, StepCalls]) -> 
     step = next((step for step in between if _num_calls(own, step) != _num_calls(others, step)), None)
     extra = after[0] - shifts[0]
     if step is None or _num_calls(own, step) - _num_calls(others, step) != extra:
-        return None  # records are missing, or several steps differ
+        return None  # the numbers do not fit: records are missing, or the ranks differ in several steps
     return Change(step=step, extra=extra, last_step=steps[-1], num_before=before, num_after=len(after))
 
 
@@ -272,8 +272,8 @@ def _pairs_by_number(source: Source, place: Sequence[Any], sides: tuple[int, int
     """Return True if the calls since the change match the other rank's calls of the same number in operation and size,
     but not its calls at the same position in the step.
 
-    Then the ranks are in sync and only their step boundaries differ: a rank in `Join` that has no data left ends its
-    steps between the calls with which it shadows the others.
+    Then the ranks are in sync, and only their step boundaries differ. For example, a rank in `Join` without data
+    shadows the others' calls, and ends its steps between these calls.
     """
     attempt, group, _ = place
     calls = "SELECT seq, op, bytes, dtype FROM collectives WHERE attempt = ? AND process_group = ? AND rank = ? "

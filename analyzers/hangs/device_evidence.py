@@ -3,8 +3,8 @@
     finding = with_devices(source, finding, silent_since_ns)       # of `hang_of_attempt`
 
 1. Readings and XIDs count if they are at most `before_s` older than the last record.
-2. A GPU whose readings end while those of its host continue no longer answers: it has fallen off the bus, or its driver
-   is stuck.
+2. If the readings of a GPU end while the readings of its host continue, the GPU no longer answers: it has fallen off
+   the bus, or its driver is stuck.
 3. An XID, or such a GPU, is named in the summary; the rest is evidence. A device that is busy during the silence runs a
    kernel (usually of a collective); an idle one got no work from its host.
 
@@ -57,7 +57,7 @@ def with_devices(
         elif found.get("gpu_mute_s"):
             sentences.append(f"The GPU of rank {rank} has not answered for {found['gpu_mute_s']:.0f} s.")
         is_first = not evidence or (_is_broken(found) and not _is_broken(evidence))
-        if found and is_first:  # readings of the first broken device, else of the first device
+        if found and is_first:  # keep the readings of the first broken device, or of the first device if none is broken
             evidence = found | ({"readings_of_rank": rank} if len(places) > 1 else {})
     if finding.cause == "stopped":
         evidence |= _processes([(host, pid) for _, _, host, pid in places])

@@ -25,7 +25,7 @@ def _why_hang(finding: Finding) -> str:
         return sentence(f"{counted(facts['stack_groups'][0]['num_ranks'], 'process')} waited")
     if not waiting:
         return f"{sentence(f'no rank made progress{call}{caller}{silent}')} {_limit(finding)}".strip()
-    listed = facts.get("waiting_calls") or {}  # includes the calls of ranks that turned out to be culprits
+    listed = facts.get("waiting_calls") or {}  # also contains calls of ranks that turned out to be culprits
     calls = {text: there for text, ranks in listed.items() if (there := set(ranks) & set(waiting))}
     text = next(iter(calls), "")
     who, elsewhere = counted(len(waiting), "rank"), ""

@@ -55,10 +55,10 @@ Number = tuple[str, int]
 def mismatched_collective(
     heads: Mapping[int, list[Call]], differing: Mapping[Number, tuple[Call, ...]] = MappingProxyType({})
 ) -> Mismatch | None:
-    """The first collective whose members differ in operation, type or size. `heads`: calls in flight by rank.
+    """The first collective in which members differ in operation, type or size. `heads`: calls in flight by rank.
 
-    If they differ, ended calls of the same number (`differing`, of all ranks) also count for the majority, because a
-    rank that raised or continued has made one of the calls.
+    If they differ, the majority is taken over all calls of that number, with the calls that have ended (`differing`: of
+    all ranks), because a rank that raised or continued has made one of the calls too.
     """
     together: dict[Number, list[Call]] = {}
     for calls in heads.values():
@@ -152,9 +152,9 @@ def skipped_call(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...],
 
 
 def odd_side(view: AttemptView, calls: Sequence[Call]) -> tuple[int, ...]:
-    """Ranks whose call never came next in earlier steps, while the calls of all others did; () if the order is
-    unclear."""
-    if any(call.step is None for call in calls):  # a dump's few calls show no order of a step
+    """Ranks that made a call which never came next in earlier steps, while the calls of all others did; () if the order
+    is unclear."""
+    if any(call.step is None for call in calls):  # the calls are from a dump, too few to show the order in a step
         return ()
     group = calls[0].group
     newest = view.newest_calls.get(group)
@@ -195,7 +195,7 @@ def _unequal(sends: Mapping[int, Call], recvs: Mapping[int, Call]) -> Mismatch |
         if sent in map(value_of, recvs.values()) or received in map(value_of, sends.values()):
             continue  # a tag may pair them with another message
         differs = {described(send): (send.rank,), described(recv): (recv.rank,)}
-        ranks = tuple(sorted({send.rank, recv.rank}))  # both ends, since it is unknown which one is wrong
+        ranks = tuple(sorted({send.rank, recv.rank}))  # name both ends, because it is unknown which one is wrong
         return Mismatch(cause=cause, ranks=ranks, differs=differs, call=send)
     return None
 

@@ -136,7 +136,8 @@ def _with_compiler(source: Source, stalled: _StalledStep) -> _StalledStep:
 
 
 def _guard(source: Source, stalled: _StalledStep) -> str:
-    """The guard whose failure made the rank recompile for most of that step; empty if none is known."""
+    """The guard of torch.compile that failed, so that the rank recompiled for most of that step; empty if none is
+    known."""
     if stalled.place != _COMPILING:
         return ""
     for event in EventLog.load(source, (event_kinds.RECOMPILE,)).of(event_kinds.RECOMPILE, attempt=stalled.attempt):

@@ -76,7 +76,7 @@ class Stack:
 
     @property
     def name(self) -> str:
-        """Text for the rank if it is known, else for the process."""
+        """Text that names the rank. If the rank is unknown, it names the process."""
         return f"pid {self.pid}" if self.rank is None else f"rank {self.rank}"
 
 
@@ -103,7 +103,8 @@ def read_stack(stacks_dir: Path, attempt: int, rank: int) -> list[str]:
 
 
 def parse_stack(text: str) -> list[str]:
-    """Frames of the current thread in the last dump; those of torch and Rankscope only if there are no others."""
+    """Frames of the current thread in the last dump. Frames of torch and Rankscope are left out, unless there are no
+    others."""
     starts = [match for match in _BLOCK.finditer(text) if match[1] != "Thread"]
     if not starts:
         return []
@@ -134,8 +135,8 @@ def group(stacks: Sequence[Stack]) -> list[StackGroup]:
 
 
 def outlying_stacks(groups: Sequence[StackGroup]) -> tuple[Stack, ...]:
-    """Processes that are stopped. If there are none, the processes outside the group that has more than half of all
-    processes; empty if there is no such group.
+    """Return the stopped processes. If none is stopped and one group has more than half of all processes, return the
+    processes outside this group; otherwise none.
     """
     stacks = [stack for group_ in groups for stack in group_.members]
     if stopped := [stack for stack in stacks if stack.is_stopped]:
@@ -223,8 +224,8 @@ class StacksAtHang:
         return Stack(pid=state.rank, rank=state.rank, frames=frames, os_state="T" if state.state == "stopped" else "")
 
     def _odd(self, stacks: Sequence[Stack]) -> set[int]:
-        """Stopped ranks. In a stage without one, ranks that differ from more than half of it, which needs at least
-        three ranks."""
+        """Return the stopped ranks. A stage without a stopped rank contributes the ranks that differ from more than
+        half of the stage. This is possible only with three ranks or more."""
         by_stage: dict[int, list[Stack]] = {}
         for stack in stacks:
             by_stage.setdefault(self.roles.get(_rank(stack), Role()).stage, []).append(stack)

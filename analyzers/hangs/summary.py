@@ -129,7 +129,8 @@ def _cycle(view: AttemptView, found: HangCause) -> str:
 
 
 def _activity(state: RankView, frame: str) -> str:
-    """Phase of a rank, else the call that it is in, else its user code if no library is on top of the stack."""
+    """What a rank is doing: its phase; without a phase, the call that it is in; otherwise its user code, if no library
+    is on top of the stack."""
     if state.phases:
         return state.doing
     if calls := [call for call in state.calls if not state.may_have_left(call)]:

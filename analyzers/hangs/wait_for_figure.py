@@ -54,7 +54,7 @@ def _shown(view: AttemptView, blame: HangCause, waits: list[Wait]) -> list[int]:
 
 
 def _places(ranks: list[int], blame: HangCause) -> dict[int, tuple[float, float]]:
-    """Positions of the ranks: a single culprit in the middle, else all on the circle."""
+    """Positions of the ranks. A single culprit is in the middle, and all other ranks are on the circle."""
     middle = ranks[0] if len(blame.culprits) == 1 and len(ranks) > 2 and not blame.cycle else None
     around = sorted(rank for rank in ranks if rank != middle)
     place = {

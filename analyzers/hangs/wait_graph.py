@@ -51,8 +51,9 @@ class WaitGraph:
     def heads(self, state: RankView) -> list[Call]:
         """Return the oldest open call of each group that this rank still waits in.
 
-        A call is skipped in favour of a later one of its group if all ranks have entered it and this rank has left its
-        phase: only its handle has not been waited for yet. Without a later open call, it is returned all the same.
+        If all ranks have entered a call and this rank has left the call's phase, only the call's handle has not been
+        waited for yet. Such a call is skipped in favour of a later one of its group. Without a later open call, it is
+        returned all the same.
         """
         held = oldest_calls(
             tuple(call for call in state.calls if not state.may_have_left(call) or self.targets([call]))

@@ -25,7 +25,7 @@ class HealthPolicy:
     disk_free_bytes: int = 5 << 30
     """Free space (bytes) below which the next checkpoint may not fit. Source: convention."""
     disk_soon_s: float = 3600.0
-    """Time (seconds) until the disk is full, at the present rate, at which it is reported. Source: convention; time to
+    """A disk is reported if, at the present rate, it is full within this time (seconds). Source: convention; time to
     act."""
     disk_reach_factor: float = 10.0
     """Longest extrapolation of a rate / time over which it was measured (ratio). Source: convention; a minute of

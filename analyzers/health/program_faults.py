@@ -4,8 +4,8 @@
 
 1. An assertion, an index out of range or an illegal access in a kernel makes the driver report an XID of class
    `application`. The process sees a CUDA error at its next synchronisation, or is aborted.
-2. NVML names the device but no process. So the XID belongs to a rank on that device that ended with a CUDA error, or by
-   a signal without an error, around that time; it becomes evidence of `rank_lost`.
+2. NVML names the device but no process. So the XID is attributed to a rank on that device that ended around that time,
+   with a CUDA error, or by a signal without an error. It becomes evidence of the rank's `rank_lost` finding.
 3. If no rank ended in this way, any process on the device may have caused the XID, so it is only advice.
 """
 

@@ -17,8 +17,8 @@ from analyzers.wording import ranks_text
 __all__ = ["PRECEDENCE", "Candidate", "from_lines", "host_in", "named_by", "ranks_of", "who"]
 
 PRECEDENCE = ("host", "error", "mismatch", "death", "hang", "network", "numerics", "weak", "victim")
-"""host: kernel or scheduler. error: a process names its own error. weak: lines that may be unrelated to the job's end.
-The first class with a candidate decides the verdict; within a class, the earliest line."""
+"""host: the kernel or the scheduler names the cause. error: a process names its own error. weak: the lines may be
+unrelated to the job's end. The first class with a candidate decides the verdict; within a class, the earliest line."""
 _KINDS = {"mismatch": "hang", "hang": "hang", "numerics": "non_finite"}
 """Kind of finding by class; `rank_lost` for all other classes."""
 

@@ -27,9 +27,9 @@ __all__ = [
 
 Relevance = Literal["fatal", "survived", "after", "aside", "ignored"]
 """fatal: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
-after: the job was already being ended, or the process was already exiting. aside: from a thread or task, which
-does not end the process, or cut off at the end of the file. ignored: raised in a destructor or while logging, which
-Python only prints."""
+after: the job was already being ended, or the process was already exiting. aside: it was raised in a thread or task,
+which does not end the process, or the file ends in the middle of it. ignored: raised in a destructor or while logging,
+which Python only prints."""
 
 _LAUNCHER_TYPES = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
@@ -73,7 +73,7 @@ the caller's data."""
 _WAITING_MODULES = re.compile(
     r"torch/distributed/|torch_npu/distributed|/horovod/|deepspeed/comm/|mpi4py|pynccl|/oneccl|c10d_logger"
 )
-"""Modules whose functions wait for other ranks."""
+"""Modules with functions that wait for other ranks."""
 _WAITING_FRAMES = re.compile(rf"{_WAITING_MODULES.pattern}|/bin/(?:torchrun|accelerate|deepspeed|horovodrun|ray)\b")
 """Frames of calls that wait for other ranks, and of launchers."""
 _LAUNCHER_FRAMES = re.compile(
@@ -99,7 +99,7 @@ _SHARED_PARTS = re.compile(
 )
 """Words for what ranks share, or through which they communicate."""
 _LIBRARIES = re.compile(r"hccl|collective call|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
-"""Communication libraries, whose errors in a waiting call name no cause."""
+"""Communication libraries. An error that they raise in a waiting call names no cause."""
 _ONECCL_ERROR = re.compile(
     r"oneCCL: \S+ \S+ EXCEPTION: (?!.*(?:time[ -]?d? ?out|atl_|status|peer|connect))", re.IGNORECASE
 )
@@ -148,7 +148,7 @@ def words_of(entry: LogLine) -> str:
 
 def is_launchers(entry: LogLine) -> bool:
     """Return True for an exception of a launcher, or one that only refers to another process's error."""
-    if entry.number("is_cut"):  # the error itself is missing; the frames show who raised it
+    if entry.number("is_cut"):  # the traceback is cut off before its error, but its frames show who raised it
         return _LAUNCHER_FRAMES.search(entry.text("traceback")) is not None
     if any(mark in entry.text("message") for mark in _POINTERS):
         return True
@@ -233,13 +233,13 @@ def _is_of_communication(entry: LogLine, text: str) -> bool:
 def relevance(entry: LogLine, book: LogBook) -> Relevance:
     """Classify whether an error may have ended its process, from the lines before and after it in its file."""
     if entry.number("is_cut"):
-        return "aside"  # the file ends before the line's message
+        return "aside"  # the file ends before the error's message
     if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning"):
         return "survived"
     if any(one.source == entry.source and one.line > entry.line for one in book.of("finished")):
-        return "survived"  # the job finished after this line
+        return "survived"  # a later line says that the job finished
     if entry.number("later_lines") and not book.seen and not any(book.of_role("death", "victim", "outside")):
-        return "survived"  # the only process that prints continued, and no line reports the end of a process
+        return "survived"  # only one process prints; it printed further lines, and no line reports an end
     if _AT_EXIT in text_of(entry):
         return "ignored"
     if _EXIT_HANDLERS.search(entry.text("traceback")):
@@ -248,7 +248,7 @@ def relevance(entry: LogLine, book: LogBook) -> Relevance:
         one.source == entry.source and one.line > entry.line and _COMMUNICATOR_READY in one.message
         for one in book.of("nccl_comm")
     ):
-        return "survived"  # the communicator became ready despite NCCL's warning
+        return "survived"  # NCCL warned, but the communicator was created all the same
     before = [one for one in book.of("restarted", "in_thread", *_TEARDOWN) if one.source == entry.source
               and one.line < entry.line]  # fmt: skip
     last = max(before, key=lambda one: one.line, default=None)

@@ -107,7 +107,7 @@ def quotes(lines: Iterable[LogLine], limit: int = 8) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LogBook:
-    """All lines, ordered by time; lines of files without times stay together in file order."""
+    """All lines, ordered by time. Lines of a file without times stay together, in the order of the file."""
 
     lines: tuple[LogLine, ...]
     earlier: tuple[LogLine, ...] = ()
@@ -137,7 +137,7 @@ class LogBook:
         return (entry for _, entry in self._of(kinds))
 
     def of_role(self, *roles: str) -> Iterator[tuple[LogLine, Rule]]:
-        """Lines whose rule has one of these roles, with the rule."""
+        """Lines that matched a rule with one of these roles, and the rule."""
         kinds = [kind for kind, rule in _RULES.items() if rule.role in roles]
         return ((entry, _RULES[entry.kind]) for _, entry in self._of(kinds))
 
@@ -157,8 +157,8 @@ class LogBook:
 
     @property
     def seen(self) -> tuple[int, ...]:
-        """Ranks to which any line belongs, without those that only the kernel or a launcher names. Cached: it is read
-        for every error."""
+        """Ranks to which any line belongs. Ranks that only the kernel or a launcher names are left out. Cached: it is
+        read for every error."""
         if not self._seen:
             self._seen.append(tuple(sorted({entry.rank for entry in self.lines if entry.rank is not None})))
         return self._seen[0]
@@ -195,8 +195,8 @@ class LogBook:
 
 
 def _split_attempts(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
-    """Separate the lines of each file's last attempt from those of earlier attempts, because only the last end is the
-    job's. An attempt ends before
+    """In each file, separate the lines of the last attempt from the lines of earlier attempts, because only the last
+    end is the job's. An attempt ends before
 
     1. a launcher's start that follows a scheduler's line on a job's end, or a launcher's table of failures: the job was
        queued or launched again, and appended to its log;
@@ -228,7 +228,7 @@ def _split_attempts(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]
     earlier_files = _earlier_attempts(files)
     split: tuple[list[LogLine], list[LogLine]] = [], []
     for entry in lines:
-        # lines that describe the job, such as its number of ranks, hold for all attempts
+        # A line that describes the job, such as its number of ranks, is kept: it holds for all attempts.
         is_earlier = (entry.line < begins[entry.source] or entry.source in earlier_files) and (
             (_ROLES[entry.kind] in (*_END_ROLES, "context") and entry.kind not in ("nccl_comm", "nodes", "restarted"))
             or entry.kind == "error_line"
@@ -305,7 +305,7 @@ def _after_refused(lines: list[LogLine]) -> int:
 
 
 def _after_another_job(lines: list[LogLine]) -> int:
-    """Line after the last end of a job other than the one that ended last; 0 if one job wrote the file."""
+    """Line after the last end of another job than the job that ended last; 0 if one job wrote the file."""
     ends = [(entry.line, entry.text("job").partition(".")[0]) for entry in lines if entry.kind == "slurm_cancelled"]
     ends = [(line, job) for line, job in ends if job]
     others = [line for line, job in ends if job != ends[-1][1]]

@@ -1,4 +1,4 @@
-"""Next steps for log lines for which the default of their cause does not fit."""
+"""Next steps for log lines that need another one than the default of their cause."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ DO_OF_LINE: Mapping[str, str] = {
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "
     "GPUs and the processes per node with `nvidia-smi -L` there.",
 }
-"""Next step by kind of line, for causes with lines that require different steps."""
+"""Next step by kind of line, for causes that need different next steps for different lines."""
 
 _P2P = (
     "direct access between GPUs (P2P)",
@@ -94,7 +94,7 @@ NCCL_PARTS: Mapping[str, tuple[str, str]] = {
         "Update the driver to one for this build's CUDA. On a virtual GPU, turn on unified memory (vGPU: enable_uvm).",
     ),
 }
-"""What NCCL could not set up, by the source file or CUDA error in its line, files first: name, and next step."""
+"""What NCCL could not set up: {source file or CUDA error in the log line: (its name, next step)}. Files come first."""
 
 _DO_OF_MAKER = (
     (

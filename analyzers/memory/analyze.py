@@ -6,8 +6,8 @@
   single jumps). It must continue in the last third: caches and allocators level off, leaks do not. The time to
   out-of-memory is the free memory of the host or device divided by the growth of all its ranks.
 * *Limit*: see `limits`.
-* *Imbalance*: one rank holds much more than the median of its peers (same pipeline stage), so that it will be the first
-  to run out.
+* *Imbalance*: one rank holds much more than the median of its peers (the ranks of its pipeline stage), so that this
+  rank will run out of memory first.
 
 If a rank ran out of memory, its use of memory is reported with its death (`rank_lost`, cause out_of_memory).
 """
@@ -65,16 +65,17 @@ def memory_use(source: Source, scope: Scope, policy: MemoryPolicy | None = None)
 
 
 def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
-    """The growth of a rank if it lasts, else None. Pure: bytes at each step, in order."""
+    """The growth of a rank's memory if it lasts; otherwise None. Pure: bytes at each step, in order."""
     keep = slice(int(policy.skip_ratio * len(step)), None)
     step, memory = step[keep], memory[keep]
     if len(step) < (1 - policy.skip_ratio) * SHARED.slow_change_steps or len(np.unique(memory)) < SHARED.history:
         return None
-    # steps repeat after a rollback, so count the steps taken instead of using their numbers
+    # If step numbers repeat because of a rollback, the executions are counted instead of using the step numbers.
     if not (np.diff(step) > 0).all():
         step = np.arange(float(len(step))) * max(1.0, float(np.median(np.abs(np.diff(step)))))
     cuts = [int(len(step) * k / 6) for k in range(7)]
-    # A slope joins the medians of two sixths, which a short spike does not move.
+    # The run is cut into sixths. A slope is measured between the medians of two of them, which a short spike does not
+    # change.
     level = np.array([np.median(memory[a:b]) for a, b in pairwise(cuts)])
     place = np.array([np.median(step[a:b]) for a, b in pairwise(cuts)])
     slopes = np.array([(level[j] - level[i]) / (place[j] - place[i]) for i in range(6) for j in range(i + 1, 6)])

@@ -90,7 +90,7 @@ def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
 
 
 def _retries(source: Source) -> list[Finding]:
-    """Ranks whose allocator was repeatedly short of memory, in the newest attempt with retries."""
+    """Ranks on which the allocator was repeatedly short of memory, in the newest attempt with retries."""
     log = EventLog.load(source, (event_kinds.ALLOCATION_RETRIES,))
     events = log.of(event_kinds.ALLOCATION_RETRIES)
     newest = max((event.attempt for event in events), default=0)
@@ -106,7 +106,7 @@ def _retries(source: Source) -> list[Finding]:
     held = {
         name: most
         for name in ("allocated_bytes", "reserved_bytes")
-        if (most := max(event.integer(name) for event in short[worst])) >= 0  # an allocator may not report it
+        if (most := max(event.integer(name) for event in short[worst])) >= 0  # negative: not recorded by the allocator
     }
     sizes = ""
     if len(held) == 2:

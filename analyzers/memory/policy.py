@@ -14,7 +14,7 @@ class MemoryPolicy:
     """When memory is reported."""
 
     skip_ratio: float = 0.2
-    """Share of the run, at its start, in which caches and allocators fill up. Source: convention."""
+    """Share of the run, at its start, that is not judged: caches and allocators fill up in it. Source: convention."""
     min_growth_bytes: int = 32 * MIB
     """Smallest growth in bytes. Source: measured; smaller growth comes from an allocator's arenas."""
     min_rises: int = 4

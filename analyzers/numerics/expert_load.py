@@ -1,7 +1,7 @@
 """Load of the experts of a mixture: experts that get too many tokens, hardly any, or drop some.
 
-1. Load of an expert in a sample: tokens that the router assigned to it, summed over the ranks, relative to an even
-   share of its layer. 1 is even; all tokens on one of eight experts is 8.
+1. Load of an expert in a sample: the tokens that the router assigned to the expert, summed over the ranks, divided by
+   an even share of the layer's tokens. A load of 1 is even; if one of eight experts gets all tokens, its load is 8.
 2. Hot: far above an even share in most samples of the newest window. The ranks that have the expert do more work than
    their peers, who wait for them; with a capacity it drops tokens.
 3. Dead: next to nothing over the whole window. Its weights occupy memory, but it learns nothing.

@@ -94,7 +94,7 @@ def _gradient_flow(finding: Finding) -> str:
 
 def _gradient_noise(finding: Finding) -> str:
     facts = finding.evidence
-    # without a gradient signal the scale has no upper bound
+    # If no gradient signal could be measured, the noise scale has no upper bound (`high_tokens` is missing).
     low, high = number(facts.get("low_tokens"), 2), facts.get("high_tokens")
     scale = f"{low} to {number(high, 2)}" if is_number(high) else f"at least {low}"
     return (

@@ -45,8 +45,8 @@ def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def nonfinite(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Ranks whose inputs to collectives held NaN or Inf, the parameters that hold NaN or Inf, and the loss around that
-    step. A reduction spreads NaN to all ranks, so only its inputs show where the NaN began.
+    """Draw the ranks that passed NaN or Inf to collectives, the parameters that hold NaN or Inf, and the loss around
+    that step. A reduction spreads NaN to all ranks, so only its inputs show where the NaN began.
     """
     attempt = attempt_of(source, finding)
     if attempt is not None and finding.first_step is not None:
@@ -181,7 +181,7 @@ def noise(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def experts(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The load of each expert of the block over the samples: the one named, and the spread of the others."""
+    """The load of the named expert over the samples, and the spread of the loads of the block's other experts."""
     layer = finding.evidence.get("layer", finding.evidence.get("worst_layer"))
     attempt = attempt_of(source, finding)
     if layer is None or attempt is None or missing_tables(source, "experts"):

@@ -33,7 +33,7 @@ from analyzers.source import Source, missing_tables
 __all__ = ["block_of", "gradient_flow", "risen_since", "wrong_blocks"]
 
 MAX_BLOCKS = 16
-"""Blocks listed in the evidence."""
+"""Maximum number of blocks listed in the evidence."""
 
 _BLOCK = re.compile(r"^(.*?\.?\d+)\.")
 _KINDS = ("vanishing_gradients", "exploding_gradients")
@@ -48,11 +48,12 @@ class WrongBlock:
     norm: float
     reference: float
     per_block_ratio: float | None = None
-    """For a trend: ratio of a block's norm to that of the next block, nearer to the output."""
+    """For a trend: the norm of a block, divided by the norm of the following block (the one nearer to the output)."""
 
 
 def gradient_flow(source: Source, scope: Scope, policy: GradientFlowPolicy = GradientFlowPolicy()) -> list[Finding]:
-    """At most one finding per kind, for the newest attempt; none if gradients were not sampled by parameter."""
+    """Return at most one finding of each kind, for the newest attempt. There are none if gradients were not sampled by
+    parameter."""
     if missing_tables(source, "gradients"):
         return []
     ((attempt,),) = source.rows(
@@ -86,7 +87,8 @@ def block_of(parameter: str) -> str:
 def wrong_blocks(
     norms: Mapping[str, float], policy: GradientFlowPolicy = GradientFlowPolicy()
 ) -> dict[str, WrongBlock]:
-    """Wrong blocks of one step, from the norm by block; none if there are too few blocks to compare. Pure."""
+    """Find the wrong blocks of one step from the norm of each block. None are found if there are too few blocks to
+    compare. Pure."""
     if len(norms) < SHARED.min_times:
         return {}
     alive = {block: norm for block, norm in norms.items() if norm > 0}
@@ -126,13 +128,14 @@ def wrong_blocks(
 def risen_since(
     totals: Mapping[int, float], middles: Mapping[int, float], policy: GradientFlowPolicy = GradientFlowPolicy()
 ) -> tuple[list[int], float] | None:
-    """The newest consecutive steps in which the gradient norms are far above those of the run's start, and the largest
-    norm of all gradients at the start; None if there are no such steps. Pure.
+    """The newest consecutive steps in which the gradient norms are far above the norms at the run's start, and the
+    largest norm of all gradients at the start; None if there are no such steps. Pure.
 
     `totals`, `middles`: by step, the norm of all gradients and of the median block.
     """
     steps = sorted(totals)
-    quarter = steps[0] + (steps[-1] - steps[0]) / 4 if steps else 0.0  # the newest samples may be closer together
+    # The first quarter is measured in steps and not in samples, because the newest samples may be closer together.
+    quarter = steps[0] + (steps[-1] - steps[0]) / 4 if steps else 0.0
     num_past = max(SHARED.trend_values, sum(step <= quarter for step in steps))
     past = steps[:num_past]
     high: list[int] = []
@@ -194,8 +197,8 @@ def _trend(points: Sequence[tuple[int, float]], policy: GradientFlowPolicy) -> t
 def _vanished_behind(
     wrong: dict[str, WrongBlock], alive: Mapping[str, float], policy: GradientFlowPolicy
 ) -> dict[str, WrongBlock]:
-    """If several consecutive blocks next to the output are far above the rest, report the rest as vanishing instead of
-    these as exploding."""
+    """If several consecutive blocks next to the output are far above the rest, report that the rest vanishes, not that
+    these blocks explode."""
     for chain in _chains(alive):
         high = [b for b in chain if b in wrong and (wrong[b].kind, wrong[b].cause) == ("exploding_gradients", "layer")]
         rest = chain[: len(chain) - len(high)]

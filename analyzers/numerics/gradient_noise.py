@@ -154,7 +154,7 @@ def _ratio_interval(top: float, bottom: float, errors: Floats, sigmas: float) ->
     a = bottom**2 - sigmas**2 * float(errors[1, 1])
     b = top * bottom - sigmas**2 * float(errors[0, 1])
     c = top**2 - sigmas**2 * float(errors[0, 0])
-    if a <= 0:  # no significant signal: only a large ratio is certain
+    if a <= 0:  # the signal is not significant, so the ratio has a lower but no upper bound
         edge = bottom + sigmas * math.sqrt(float(errors[1, 1]))
         return (max(0.0, top / edge) if edge > 0 else math.inf), math.inf
     root = math.sqrt(max(0.0, b * b - a * c))

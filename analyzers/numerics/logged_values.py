@@ -3,9 +3,9 @@
 1. For each step, the value that the lowest rank logged is divided by the recorded value: the gradient norm (over all
    shards), the mean over the ranks of the losses on which `backward` was called, or the number of token ids passed to
    the model. The logged loss is also compared with the recorded loss of the rank that logged it.
-2. A contradiction is a factor that is the same in at least `min_steps` steps and is explained by the job: the number of
-   ranks, of micro-batches, their product, the square roots of these, and the reciprocal of each. Another unit, a
-   smoothed value and a loss with further terms have other factors, or changing ones.
+2. A contradiction is a factor that is the same in at least `min_steps` steps and that the job explains: the number of
+   ranks or of micro-batches, their product, the square root of one of these, or the reciprocal of one of these. Another
+   unit, a smoothed value and a loss with further terms have other factors, or changing ones.
 """
 
 from __future__ import annotations

@@ -3,13 +3,15 @@
 1. A step is bad if its loss, local loss or gradient norm is not finite, or if it has non-finite gradients. Consecutive
    bad steps are one episode. Its first step is explained; the others are consequences.
 2. A reduction passes a NaN to every member, so each input is checked and flagged before the reduction. The earliest
-   flagged collective of the step names the ranks whose input was already bad. Later flags are consequences of that
-   collective. Times count from each rank's start of the step, so no clocks are compared.
-3. Without flags, ranks with a non-finite local loss are named, else ranks with a non-finite gradient of their own, else
-   none (`suspect`). Members of a tensor-parallel group have the same loss, so only the group can be named. If the
-   weights broke within the step (sharpness-aware minimization), the loss of the next pass is a consequence, too.
+   flagged collective of the step names the ranks on which the input was already bad. Later flags are consequences of
+   that collective. Times count from each rank's start of the step, so no clocks are compared.
+3. Without flags, ranks with a non-finite local loss are named; if there are none, ranks with a non-finite local
+   gradient; otherwise none (`suspect`). Members of a tensor-parallel group have the same loss, so only the group can be
+   named. If the weights broke within the step (sharpness-aware minimization), the loss of the next pass is a
+   consequence, too.
 4. Phase: forward if the local loss of a named rank was not finite. Reduction if every gradient was finite before its
-   reduction but the result is not; any first flags are then those of the norm. Otherwise backward.
+   reduction but the result is not. The first flags, if any, then belong to the reduction of the norm. Otherwise
+   backward.
 5. Parameter: backward runs from the loss to the input, so the last non-finite parameter in the model's order was first.
    Sharded gradients are checked on all ranks: the bad element lies in one shard.
 6. A replay of the step (`analyzers.numerics.replay_result`) is stronger evidence than the rules above. It tells whether
@@ -56,7 +58,7 @@ MAX_EPISODES = 50
 INPUT_GRADIENT = "input_gradient_norm"
 """Series of `probes.collectives.gradients.input_gradient`: a rank's gradient at the first layer, not yet reduced."""
 FIRST_LOSS, LARGEST_WEIGHT = "loss_of_first_pass", "largest_weight_of_last_pass"
-"""Series of `probes.attach.loop.step_losses`, of steps whose passes have different weights."""
+"""Series that `probes.attach.loop.step_losses` records for steps in which the passes have different weights."""
 WITHIN_GROUP = "tensor_parallel_group"
 """Value of `how` if ranks are named by their losses, which are equal in a group that sums within the forward pass."""
 
@@ -66,8 +68,8 @@ _EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, event_kinds.NONFINITE, event_kinds.
 def non_finite_values(source: Source, scope: Scope) -> list[Finding]:
     """Findings of kind `non_finite`, one per episode.
 
-    A live run is also judged with all its attempts: a restart may take less time than the interval between two
-    analyses, and the bad steps of the attempt before it must still be reported.
+    All attempts of a live run are judged. A restart may take less time than the interval between two analyses, and the
+    bad steps of the attempt before the restart must still be reported.
     """
     if missing_tables(source, "steps"):
         why = "Non-finite values were not checked: no steps were recorded."
@@ -124,7 +126,7 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
     )
     ((newest,),) = source.rows("SELECT max(attempt) FROM steps")
     least_ends = {newest: _num_ranks(source, newest)} if scope.is_live else {}
-    # fp16: a step that overflowed at its loss scale was dropped and the scale halved, which is normal.
+    # With fp16 it is normal that a step overflows at its loss scale: the step is dropped, and the scale is halved.
     overflowed = {(event.attempt, event.step) for event in log.of(event_kinds.LOSS_SCALE)}
     overflowed |= dropped_for_overflow(source) if rows else set()
     overflowed -= {(event.attempt, event.step) for event in log.of(event_kinds.NONFINITE)}
@@ -134,7 +136,7 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
         if is_bad and num_ends >= least_ends.get(attempt, 0) and (attempt, step) not in overflowed
     ]
     known = {(attempt, step) for attempt, step, _ in found}
-    for event in log.of(event_kinds.NONFINITE):  # a step that never ended is only known from its verdict
+    for event in log.of(event_kinds.NONFINITE):  # if a step never ended, only this event of the guard shows the NaN
         if scope.is_live and event.attempt == newest:
             continue
         if event.step is not None and event.step >= scope.since_step and (event.attempt, event.step) not in known:
@@ -170,7 +172,8 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, execution:
     first_losses = _series(source, attempt, step, FIRST_LOSS)
     largest_weights = _series(source, attempt, step, LARGEST_WEIGHT)
     sound = {rank for rank, loss in first_losses.items() if not is_bad(loss)}
-    broken = sound if any(is_bad(largest_weights.get(rank)) for rank in sound) else set()  # each rank may hold a shard
+    # Bad weights on one sound rank count for all, because each rank may hold only a shard.
+    broken = sound if any(is_bad(largest_weights.get(rank)) for rank in sound) else set()
     return StepEvidence(
         rows=[RankStep(rank=r[0], local_loss=r[3], loss=r[4], grad_norm=r[5], nonfinite_count=r[6], committed=r[7],
                        batch_index=r[8], weights_broke=r[0] in broken) for r in steps],
@@ -186,12 +189,12 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, execution:
 
 
 def _own_gradients(source: Source, attempt: int, step: int) -> list[tuple[int, bool]]:
-    """Ranks whose first layer got a non-finite gradient; ranks with a finite one may have bad gradients elsewhere."""
+    """Ranks on which the first layer got a non-finite gradient. Other ranks may have bad gradients in other layers."""
     return [(rank, True) for rank, norm in _series(source, attempt, step, INPUT_GRADIENT).items() if is_bad(norm)]
 
 
 def _series(source: Source, attempt: int, step: int, name: str) -> dict[int, float]:
-    """A logged number by rank; NaN or Inf if any of its values was non-finite."""
+    """{rank: a logged number}. The number is NaN or Inf if any of the rank's values was non-finite."""
     if not source.has("scalars"):
         return {}
     sql = "SELECT rank, value FROM scalars WHERE attempt = ? AND step = ? AND name = ? ORDER BY isfinite(value) DESC"
@@ -213,7 +216,8 @@ def _flags(source: Source, attempt: int, step: int, starts: dict[int, tuple[int,
     for rank, group, seq, op, issue_ns, nonfinite, phase in rows:
         begin_ns, duration_ns = starts.get(rank, (issue_ns, None))
         since_ns = issue_ns - begin_ns
-        if since_ns >= 0 and (duration_ns is None or since_ns <= duration_ns):  # else this is another execution
+        # A call outside this time belongs to another execution of the step.
+        if since_ns >= 0 and (duration_ns is None or since_ns <= duration_ns):
             flags.append(Flag(rank=rank, group=group or "", seq=seq if seq is not None else -1, op=op or "",
                               since_begin_ns=since_ns, nonfinite=bool(nonfinite), phase=phase or ""))  # fmt: skip
     return flags
@@ -288,8 +292,8 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
 
 
 def _is_narrower(origin: Origin, where: Location) -> bool:
-    """Return True if only the replay names ranks, or if it names some of those whose loss was not finite: ranks of a
-    tensor-parallel group share the loss."""
+    """Return True if only the replay names ranks, or if it names some of the ranks on which the loss was not finite:
+    ranks of a tensor-parallel group share the loss."""
     return not where.ranks or (where.how == "local_loss" and set(origin.ranks) < set(where.ranks))
 
 
@@ -300,7 +304,7 @@ def _is_by_reduction(replayed: ReplayResult, where: Location, evidence: StepEvid
 
 
 def _share_sums(source: Source, attempt: int, ranks: Sequence[int]) -> bool:
-    """Return True for several ranks of one tensor-parallel group, whose sums spread a NaN to all members."""
+    """Return True for several ranks of one tensor-parallel group. The group's sums spread a NaN to all members."""
     stage, coordinates = load_places(source, attempt)
     if len(ranks) < 2 or not all(rank in coordinates for rank in ranks):
         return False

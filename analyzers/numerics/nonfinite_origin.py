@@ -35,7 +35,8 @@ class RankStep:
     committed: bool | None = None
     batch_index: int | None = None
     weights_broke: bool = False
-    """True if weights became NaN or Inf between two passes of the step, the first of which had a finite loss here."""
+    """True if weights became NaN or Inf between two passes of the step, and the loss of the first pass was finite on
+    this rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,8 @@ class Location:
 def locate(evidence: StepEvidence) -> Location:
     """Name ranks, phase and parameter of one bad step. Pure."""
     broken = [row.rank for row in evidence.rows if row.weights_broke]
-    parameter, others = ("", ()) if broken else _parameter(evidence)  # gradients are checked after the last pass
+    # Gradients are checked after the step's last pass. If weights broke between two passes, they show no origin.
+    parameter, others = ("", ()) if broken else _parameter(evidence)
     bad_loss = tuple(sorted(row.rank for row in evidence.rows if is_bad(row.local_loss) and row.rank not in broken))
     good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not is_bad(row.local_loss)]
     flagged = [flag for flag in evidence.flags if flag.nonfinite]
@@ -136,9 +138,9 @@ def _only_norm(evidence: StepEvidence) -> bool:
 
 
 def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """True if gradients were finite before their reduction, but not after it. The first flags then belong to the norm,
-    whose input is the reduced gradient. This holds only if every gradient is reduced: the NaN of a single
-    tensor-parallel rank enters no reduction except the norm's.
+    """True if gradients were finite before their reduction, but not after it. The first flags then belong to the
+    reduction of the norm, and its input is the reduced gradient. This holds only if every gradient is reduced: the NaN
+    of a single tensor-parallel rank enters no reduction except the norm's.
     """
     if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
         return False
@@ -146,8 +148,8 @@ def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bo
 
 
 def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """True if the result of a reduce-scatter was bad although all its inputs were finite: with replicated shards, the
-    next reduction, over the replicas, is the first that shows it."""
+    """True if the result of a reduce-scatter was bad although all its inputs were finite. If the shards are replicated,
+    the next reduction (over the replicas) is the first with a bad input, and shows this."""
     ranks, first = _earliest(evidence, flagged)
     by_call: dict[tuple[str, int], list[Flag]] = {}
     for flag in evidence.flags:
@@ -175,7 +177,7 @@ def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[in
 
 
 def _separate_origins(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[int]) -> tuple[int, ...]:
-    """Ranks with a bad loss whose input was bad in any of the earliest collectives of the forward pass."""
+    """Ranks with a bad loss that also had a bad input in one of the earliest collectives of the forward pass."""
     roots = [flag for flag in _roots(evidence, flagged) if flag.phase == "forward"]
     return tuple(sorted({flag.rank for flag in roots} & set(bad_loss)))
 

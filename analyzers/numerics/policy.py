@@ -49,8 +49,8 @@ class LossScalePolicy:
     """When a falling fp16 loss scale is a collapse."""
 
     warm_up_steps: int = 50
-    """First steps, in which the loss scale still searches for its level. Source: it starts high on purpose, 16 halvings
-    are usual.
+    """Number of first steps in which the loss scale may still search for its level. Source: it starts high on purpose,
+    16 halvings are usual.
     """
     max_overflows: int = 4
     """Overflows within the window that are a collapse. Source: by the growth interval one in 2,000 steps is usual, and
@@ -66,8 +66,8 @@ class GradientFlowPolicy:
     """Ratio of a single block's gradient norm to the median block's, or the reverse."""
     trend_factor: float = 1e3
     """Factor by which the norm changes steadily from the last block to the first. It is below `factor`, because a fault
-    of one layer does not cause a steady change. Also the factor by which all gradients exceed their largest value in
-    the first quarter of the run; warm-up, another batch size and a new data set stay far below it.
+    of one layer does not cause a steady change. The same factor holds for a rise of all gradients above their largest
+    value in the first quarter of the run; warm-up, another batch size and a new data set stay far below it.
     """
 
 
@@ -77,7 +77,7 @@ class GradientNoisePolicy:
 
     far_ratio: float = 10.0
     """Batch size / noise scale, or the reverse, at which advice is given. Source: McCandlish et al. (2018), equation
-    2.7: at 10 a step keeps 91 % of its progress, at 1/10 only 9 %."""
+    2.7: at 10 a step keeps 91 % of the progress, at 1/10 only 9 %."""
     min_local_ratio: float = 0.99
     """Smallest ratio of the mean squared local norm to the squared global norm that is believed. Source: it is at least
     1 unless gradients were scaled. The largest that is believed is `doubled_factor` times the number of data ranks,
@@ -90,5 +90,5 @@ class ExpertLoadPolicy:
 
     highest_ratio: float = 0.85
     """Load of an expert that counts as too high, as a share of its load if every token chose it. It matters with few
-    experts: with four experts and two choices a token, the highest possible load is twice the mean, which never
-    reaches `SHARED.clear_factor`."""
+    experts: with four experts and two choices a token, the highest possible load is twice the mean, which never reaches
+    `SHARED.clear_factor`."""

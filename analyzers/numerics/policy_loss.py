@@ -28,7 +28,7 @@ ACTS = "environment"
 
 
 def policy_attempts(source: Source) -> set[int]:
-    """Attempts whose steps generate and score, or act in an environment, or that train several models in turn."""
+    """Attempts in which steps generate and score, or act in an environment, or which train several models in turn."""
     rows = []
     if source.has("events"):
         rows = source.rows("SELECT attempt FROM events WHERE kind = ?", [event_kinds.TRAINED_IN_TURN])

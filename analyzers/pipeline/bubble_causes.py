@@ -52,7 +52,7 @@ class StepSplit:
 def split_idle(
     steps: Sequence[PipelineSpans], ranks: Sequence[int], loading_ns: Mapping[tuple[int, int], int] | None = None
 ) -> list[StepSplit]:
-    """Split each execution of a step (`bubble.complete_steps`) whose order can be replayed.
+    """Split the bubble of each execution of a step (`bubble.complete_steps`), if its order can be replayed.
 
     `loading_ns`: by (step, rank), the rank's own time for loading its batch.
     """

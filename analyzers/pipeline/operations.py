@@ -89,7 +89,7 @@ def slow_workers(job: _Job | None) -> list[Finding]:
 
 
 def _factors(jobs: Operations, ranks: tuple[int, ...]) -> dict[str, float]:
-    """By kind of pass, the factor by which the passes of some ranks take longer than those of the others."""
+    """By kind of pass, the factor by which passes take longer on some ranks than on the others."""
     chosen, found = np.isin(jobs.rank, ranks), {}
     for number, name in enumerate(jobs.optype):
         rows = jobs.kind == number

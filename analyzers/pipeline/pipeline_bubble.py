@@ -80,12 +80,12 @@ class Bubble:
     num_steps: int
     idle_ratio_by_rank: Mapping[int, float]
     idle_ratio_by_step: Mapping[int, float]
-    """Mean over all pipelines; for a step that ran more than once, the newest execution."""
+    """Mean over all pipelines. If a step ran more than once, its newest execution counts."""
     stages_by_rank: Mapping[int, tuple[int, ...]]
     work_ms_by_stage: Mapping[int, float]
     heaviest_stage: int | None
-    """The stage with the most work, of those on the pp rank with the most work; None if no pp rank has clearly more
-    work than the mean throughout the run."""
+    """The stage with the most work among the stages of the pp rank with the most work. None if no pp rank has clearly
+    more work than the mean throughout the run."""
     surplus_ms: float
     """Work of that pp rank above the mean of all pp ranks, milliseconds per step."""
     surplus_ratio: float
@@ -95,7 +95,7 @@ class Bubble:
 
     @property
     def excess_ratio(self) -> float:
-        """Idle share beyond that of the schedule itself."""
+        """Idle share in excess of what the schedule itself causes."""
         return self.idle_ratio - self.expected_ratio
 
     @property
@@ -145,8 +145,8 @@ class Bubble:
 def load_pipeline(
     source: Source, attempt: int, ranks: Sequence[int], *, first_steps: int = 0, max_steps: int = 120
 ) -> Pipeline | None:
-    """The pipeline of `ranks` over about `max_steps` evenly spaced steps, after its `first_steps` first steps; None if
-    there are none."""
+    """The pipeline of `ranks` over about `max_steps` evenly spaced steps. The first `first_steps` steps are left out.
+    None if no complete step remains."""
     rank_list = ", ".join(map(str, ranks))
     kinds = ", ".join(f"'{kind}'" for kind in COMPUTATIONS)
     ((first, last),) = source.rows(
@@ -251,7 +251,7 @@ def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
 
 
 def _by_step(found: Sequence[Pipeline]) -> dict[int, float]:
-    """Idle share of each measured step, mean over the pipelines; at most MAX_SHOWN of them."""
+    """Idle share of each measured step, as a mean over the pipelines. At most MAX_SHOWN steps are listed."""
     steps: dict[int, list[float]] = {}
     for pipeline in found:
         newest = {split.idle.step: split.idle.idle_ratio for split in pipeline.splits}
@@ -262,7 +262,7 @@ def _by_step(found: Sequence[Pipeline]) -> dict[int, float]:
 
 
 def _work_by_stage(splits: Sequence[StepSplit]) -> dict[int, float]:
-    """Milliseconds of work per step of one rank of each stage."""
+    """Work per step in each stage, of one of its ranks, in milliseconds."""
     found: dict[int, list[float]] = {}
     for split in splits:
         for rank in split.idle.ranks.values():

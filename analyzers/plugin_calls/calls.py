@@ -62,7 +62,8 @@ def not_judged(plugin: InstalledPlugin, reason: str) -> Finding:
 
 
 def explain(part: str, finding: Finding) -> str:
-    """The plug-in's sentence for a finding, or why there is none; empty if the plug-in does not explain the kind."""
+    """The plug-in's sentence for a finding, or the reason why it gave none. Empty if the plug-in does not explain the
+    kind."""
     plugin = plugin_of(finding.kind)
     if plugin is None:
         return ""

@@ -22,7 +22,7 @@ from analyzers.finding import SEVERITIES, Finding, Status
 __all__ = ["MAX_FINDINGS", "MAX_REASONS", "MAX_TEXT_CHARS", "checked_findings", "checked_kinds"]
 
 MAX_FINDINGS = 20
-"""Maximum number of findings of one call: more would hide those of other analyses."""
+"""Maximum number of findings of one call: more would hide the findings of other analyses."""
 MAX_TEXT_CHARS = 1_000
 MAX_EVIDENCE_BYTES = 64 << 10
 MAX_REASONS = 10

@@ -54,8 +54,8 @@ def with_note(summary: str, note: str) -> str:
 
 
 def folded(findings: Sequence[Finding], limit: int) -> list[Finding]:
-    """Keep the first `limit` findings of each kind of a plug-in, which may return any number; the last one kept says
-    how many more there are.
+    """Keep the first `limit` findings of each kind of a plug-in, because a plug-in may return any number. The last
+    finding that is kept says how many more there are.
     """
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:

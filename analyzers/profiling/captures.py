@@ -4,9 +4,9 @@
         capture["path"], capture["rank"], capture["parts_ms"]
     evidence |= against_peer(log, attempt=0, rank=3)      # {"profile_operators": ["aten::mm in forward +12.3 ms"], ...}
 
-A suspect and its peer profile the same steps. The suspect is slow in operators that take longer than on the peer, by
-self time; operators in which it waits less are not shown. An operator that is missing from the peer's list is assumed
-to take as long on the peer as the last operator of the list, so an excess is never overstated.
+A suspect and its peer profile the same steps. The suspect is slow in operators with a longer self time than on the
+peer; operators in which it waits less are not shown. An operator that is missing from the peer's list is assumed to
+take as long on the peer as the last operator of the list, so an excess is never overstated.
 
 `capture_line(diagnosis.run["captures"][0])` is "rank 3, steps 40 to 44: step 81 ms, compute 60 ms; traces/..."
 """
@@ -81,7 +81,8 @@ def against_peer(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
 
 
 def _excess(mine: Event, others: Event) -> list[tuple[Key, float]]:
-    """Operators in which the suspect spends more than its peer, the most first; milliseconds per step."""
+    """Operators in which the suspect spends more time than its peer, in milliseconds per step, the largest difference
+    first."""
     suspects, peers = _operators(mine), _operators(others)
     unlisted_ms = min(peers.values(), default=0.0)
     more = [(key, ms - peers.get(key, unlisted_ms)) for key, ms in suspects.items()]

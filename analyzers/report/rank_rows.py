@@ -67,7 +67,8 @@ def rank_rows(
     has_ended: bool = False,
     closed: Collection[str] = (),
 ) -> RankRows:
-    """Read the newest attempt. `findings`: open ones first (worst first), then closed ones, whose ids are in `closed`.
+    """Read the newest attempt. `findings`: open ones first (worst first), then closed ones. `closed` contains the ids
+    of the closed ones.
 
     `has_ended`: take medians over all steps, as the run's report does.
     """
@@ -131,7 +132,8 @@ def _sort_key(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
 
 
 def _worst(findings: Sequence[Finding], attempt: int, closed: Collection[str]) -> dict[int, Finding]:
-    """Return each rank's worst open finding in this attempt, or else its worst closed finding."""
+    """Return each rank's worst open finding in this attempt. If a rank has no open finding, return its worst closed
+    one."""
     found: dict[int, Finding] = {}
 
     def place(finding: Finding) -> tuple[bool, int]:

@@ -131,7 +131,7 @@ def markdown() -> str:
 
 
 def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
-    """Lines of one table; columns with the name and meaning of a column in an earlier table are only named."""
+    """Lines of one table. A column is only named if a column of an earlier table has the same name and meaning."""
     yield f"## {table.name}"
     yield ""
     usual = _usual_letters(table)
@@ -207,7 +207,7 @@ def _unit(column: Column) -> str:
 
 
 def _event_line(kind: EventKind, explained: set[tuple[str, str]]) -> str:
-    """Line of one kind of event; a field that an earlier event explains in the same words is only named."""
+    """Line of one kind of event. A field is only named if an earlier event explains it in the same words."""
     of_table = TABLES[kind.table].columns if kind.table else ()
     fields = [f"columns of [{kind.table}](#{kind.table})"] if of_table else []
     fields += [_field(column, explained) for column in kind.fields[len(of_table) :]]

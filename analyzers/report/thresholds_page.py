@@ -77,7 +77,7 @@ def _lines() -> Iterator[str]:
 
 
 def _brief(text: str) -> str:
-    """The first clause, which describes the threshold; the reason after it is only in the source."""
+    """The first clause of a docstring. It describes the threshold; the reasons after it stand only in the source."""
     return _CLAUSE_END.split(text, maxsplit=1)[0].rstrip(".") + "."
 
 
@@ -92,7 +92,7 @@ def _without_unit(name: str, meaning: str) -> str:
 
 
 def _in_sentence(text: str) -> str:
-    """The text in the form that it has after a colon."""
+    """The text as it is written after a colon."""
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 

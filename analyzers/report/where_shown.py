@@ -44,7 +44,8 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Words in a module's code and strings, except its docstrings, and patterns of the names it builds from parts."""
+    """Words in a module's code and strings (without docstrings), and patterns of the names that the module builds from
+    parts."""
 
     surface: str
     words: frozenset[str]

@@ -83,14 +83,15 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
     ):
         recorded = {int(rank) for rank in present or ()}
         silent = [rank for rank in range(world_size or 0) if rank not in recorded]
-        # An attempt without any step died before its first step; `deaths` reports that.
+        # If no rank has recorded a step, the attempt died before its first one, and analyzer `deaths` reports that.
         if recorded and silent:
             if not_here := sorted(ranks_not_here(source, attempt)):
                 findings.append(_not_here(attempt, not_here, world_size))
             if silent := sorted({*silent}.difference(not_here)):
                 findings.append(_silent(attempt, silent, world_size))
     has_spans = not missing_tables(source, "spans")
-    unused = {"collectives.phase"} if has_spans else set()  # a loop may make all its calls between its phases
+    # The phase of collectives may be missing: a loop may make all its calls between its phases.
+    unused = {"collectives.phase"} if has_spans else set()
     findings += [
         _insufficient(f"{consequence}: {not_recorded(absent)}.", evidence=missing(absent))
         for table, columns, consequence in _READ_COLUMNS

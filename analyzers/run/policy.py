@@ -51,13 +51,13 @@ class StallPolicy:
     several times as long as a step. On a busy machine torch.profiler needs 10 us per event when it stops, and a capture
     may have millions of events."""
     unwatched_s: float = 60.0
-    """Silence (seconds) after which a run without a `watch` counts as dead, and shortest gap in a host's readings,
-    while steps continue, that shows that its `watch` was gone. Source: convention; with a `watch`, the processes
-    themselves are checked, and a launcher replaces a silent one within 15 s."""
+    """Silence (seconds) after which a run without a `watch` counts as dead, and the shortest gap in a host's readings,
+    while steps continue, which shows that the host's `watch` was gone. Source: convention; with a `watch`, the
+    processes themselves are checked, and a launcher replaces a silent one within 15 s."""
     watch_late_s: float = 15.0
-    """Longest unreported lag of a `watch` behind the ranks, and time within which all ranks fall silent if a node is
-    lost (seconds): a standstill that began earlier has another cause, and if ranks continue for longer, no node was
-    lost. Source: twice the longest pause of a `watch` on a busy machine."""
+    """Longest lag of a `watch` behind the ranks that is not reported, and longest time until all ranks are silent after
+    a node is lost (seconds). A standstill that began earlier has another cause, and if ranks continue for longer, no
+    node was lost. Source: twice the longest pause of a `watch` on a busy machine."""
     sign_of_life_s: float = 5.0
     """Largest usual interval between a host's readings (seconds) at which a gap still shows that its `watch` was
     gone. Source: convention; five times the usual interval of 1 s."""

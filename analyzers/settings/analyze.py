@@ -160,7 +160,8 @@ def _fp16(run: _Run) -> Advice:
     train = read(TrainFacts, run.manifest)
     if train.precision not in ("fp16", "float16"):
         return None
-    if train.loss_scaling is not False:  # Rankscope's trainer always scales; an attached loop records if it does not
+    # Rankscope's trainer always scales with fp16. An attached loop that does not scale has recorded False.
+    if train.loss_scaling is not False:
         return None
     return "The run trains in fp16 without a loss scale, so gradients below 6e-8 become zero.", {"precision": "fp16"}
 
@@ -169,7 +170,7 @@ def _compression(run: _Run) -> Advice:
     """Compressed gradients point in another direction than uncompressed ones, or drift away from them."""
     if lacking(run.source, steps=("compression_error",)):
         return None
-    # The error is zero before PowerSGD begins.
+    # Leave out errors of 0, which are recorded before PowerSGD begins.
     errors = [
         error
         for _, error in run.source.rows(
@@ -224,7 +225,7 @@ def _interval(run: _Run) -> Advice:
 
     ((recorded,),) = run.source.rows("SELECT max(step) - min(step) + 1 FROM steps")
     length = max(int(read(TrainFacts, run.manifest).steps or 0), recorded)
-    steps = min(best.steps, length)  # an interval longer than the run means a single save at the end
+    steps = min(best.steps, length)  # if the best interval is longer than the run, one save at the end is best
     now = lost_ratio(interval * step_s)
     suggested = lost_ratio(steps * step_s if steps < best.steps else best.interval_s)
     if now - suggested < SHARED.min_gain_ratio:

@@ -64,8 +64,8 @@ def configuration(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def _pieces(by_rank: Mapping[str, Mapping[int, float]], accused: Set[int] = frozenset()) -> Figure:
-    """Stacked bars of seconds, in the order of the parts: the accused ranks on top, then those that took longest. If
-    there are many ranks, the others are left out.
+    """Stacked bars of seconds, with the parts in their order. The ranks that the finding names are on top, then the
+    ranks that took longest. If there are many ranks, the others are left out.
     """
     total: dict[int, float] = {}
     for seconds_by_rank in by_rank.values():

@@ -3,11 +3,11 @@
     for item in plan_deviations(source, run.manifest()):
         item.what, item.planned_bytes, item.measured_bytes, item.ratio
 
-The trainer keeps its plan in `run.json`. Memory is compared on devices only, by the count of torch's allocator, and not
-for small models, whose memory is mostly libraries. Step time is compared only if no other job uses the ranks' devices
-and the device is the bottleneck: a step that waits mostly for its host, or whose kernels cannot be launched within the
-planned time, does not test the plan. Traffic is the median over steps, which excludes evaluations and checkpoints; both
-sides ignore calls of a few bytes (loss, norm, verdicts).
+The trainer keeps its plan in `run.json`. Memory is compared on devices only, by the count of torch's allocator. It is
+not compared for small models, because libraries take most of their memory. Step time is compared only if no other job
+uses the ranks' devices and the device is the bottleneck. A step does not test the plan if it waits mostly for its host,
+or if its kernels cannot be launched within the planned time. Traffic is the median over steps, which excludes
+evaluations and checkpoints; both sides ignore calls of a few bytes (loss, norm, verdicts).
 """
 
 from __future__ import annotations

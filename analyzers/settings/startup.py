@@ -121,7 +121,7 @@ def measure(source: Source) -> list[Startup]:
 
 
 def _finding(starts: Sequence[Startup], piece: str, policy: StartupPolicy) -> Finding:
-    """Finding on the longest of these starts; its cost is the sum of all."""
+    """Return a finding on the longest of these starts. Its cost is the sum over all of them."""
     start = max(starts, key=lambda start: start.longest(piece))
     whole_s = sum(start.longest(piece) for start in starts)
     seconds = start.by_rank[piece]

@@ -172,8 +172,8 @@ def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler
 def _without_ends_of_links(
     source: Source, timings: Timings, slow: Sequence[Straggler], policy: StragglerPolicy
 ) -> list[Straggler]:
-    """Drop ranks whose excess a slow link explains. On a GPU the transfers that a rank waited for are not waits for
-    others: they look like its own work."""
+    """Drop ranks that are slow only because of a slow link. On a GPU, time in which a rank waited for a transfer does
+    not count as waiting for others, so it looks like own work."""
     limits = policy.slow_link
     links = slow_links(source, timings.attempt, limits, since_step=int(timings.steps.min())) if slow else []
     clear = [link for link in links if link.has_peers and link.factor >= SHARED.clear_factor]
@@ -222,8 +222,7 @@ def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
         return replace(counters, cpu_ms=None, cpu_ratio=None)
     if slow.has_peers:
         return counters
-    # The other ranks do different work, but their waits for a core, paging and garbage collections are as small as
-    # usual.
+    # Other stages do different work, but their waits for a core, paging and garbage collections show what is usual.
     return replace(counters, cpu_ms=None, cpu_ratio=None, tokens_ratio=None)
 
 
@@ -289,7 +288,8 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     place = "" if place in (WHOLE_STEP, DEVICE) else place
     if worst.cause == "compute" and timings.is_on_device:
         side = late_side(source, timings.attempt, worst, peers)
-    # Calls alone show no place. A host that lost its lead is late in every phase because of the time it spent in one.
+    # Own work shows no place if only collectives were recorded, nor if a host is late: once a host is no longer ahead
+    # of its device, time that it spends in one phase makes it late in all phases. Then look at the host's times.
     if not place and (side == "host" or (is_lower_bound and not side)):
         found, _ = host_place(source, timings.attempt, worst, peers)
         if side or found in GAPS:
@@ -305,7 +305,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         "pattern": suspect.pattern,
         "factor_ratio": round(worst.factor, 3),
         "excess_ms": round(worst.excess_ms, 3),
-        **(counters.evidence() if suspect.why else {}),  # the values that decided on the cause come first
+        **(counters.evidence() if suspect.why else {}),  # if these values decided on the cause, they come first
         "phase_factors_ratio": {p: _json_number(f) for p, f in worst.phase_factors.items()},
         "phase_excess_ms": {phase: round(value, 3) for phase, value in worst.phase_excess_ms.items()},
         **({"peers_wait_more_ms": round(worst.peers_wait_more_ms, 3)} if worst.peers_wait_more_ms > 0 else {}),
@@ -342,7 +342,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         evidence |= slow_line(log, timings.attempt, suspect.ranks[0])
         evidence |= against_peer(log, timings.attempt, suspect.ranks[0])
     evidence |= counters.evidence() | (suspect.device.evidence() if suspect.device else {})
-    if worst.has_peers:  # a rank without peers is a stage, and the other stages wait for its messages in any case
+    if worst.has_peers:  # a rank alone in its stage is left out: other stages always wait for it
         arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)
         evidence |= arrivals.evidence()
     has_data_spans = bool(np.nansum(timings.own["data"]) > 0)
@@ -373,9 +373,9 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
 
 
 def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
-    """Return True if the others may wait for a task that only this rank has: after the optimizer rank 0 logs, evaluates
-    and plots for all. Effects of its host or its device's clock are excluded. Without data spans the time may also be
-    the loading of batches, which excuses no rank.
+    """Return True if the others may wait for a task that only this rank has. For example, rank 0 may log, evaluate and
+    plot for all after the optimizer. Effects of its host or its device's clock are excluded. Without data spans the
+    time may also be the loading of batches, which excuses no rank.
     """
     is_own = suspect.cause == "compute" or suspect.reason == "blocked"
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own

@@ -31,7 +31,7 @@ __all__ = ["Cost", "cost_of", "cost_of_link"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Step time (ms) as it ran and without the straggler; seconds of the run that it cost."""
+    """Step time (ms) as the run was, and without the straggler; seconds that the straggler cost the run."""
 
     step_ms: float
     step_without_ms: float
@@ -65,7 +65,7 @@ class Cost:
         measured: dict[str, Any] = {"step_ms": round(self.step_ms, 3), "run_s": round(self.run_s, 3)}
         if self.replayed:
             measured |= dict(zip(("replayed_first_step", "replayed_last_step"), self.replayed, strict=True))
-        if self.withheld:  # the step without the straggler was not predicted
+        if self.withheld:  # the time of the step without the straggler was not predicted, for this reason
             return measured | {"whatif_withheld": self.withheld}
         return measured | {
             "step_without_it_ms": round(self.step_without_ms, 3),
@@ -80,7 +80,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
     """Cost of slow ranks. The last slow stretch of the worst rank is replayed and stands for all their slow steps."""
     worst = suspect.worst
     run_s = _run_s(timings)
-    if suspect.pattern == "rotating":  # each slow rank costs only its own steps
+    if suspect.pattern == "rotating":  # a rank costs time only in the steps in which it was the slowest
         saved_s = sum((m.step_ms - m.step_without_ms) * m.num_steps for m in suspect.members) / 1e3
         return Cost(
             step_ms=worst.step_ms, step_without_ms=worst.step_without_ms, saved_s=saved_s, run_s=run_s, basis="excess"

@@ -27,7 +27,7 @@ def _straggler(finding: Finding) -> str:
             others = f"{number(facts['transfer_before_ms'])} ms before"
         return f"A transfer takes {number(facts.get('transfer_ms'))} ms, against {others}."
     factors, excess = facts.get("phase_factors_ratio") or {}, facts.get("phase_excess_ms") or {}
-    if "whole_step" in factors:  # no phase was recorded
+    if "whole_step" in factors:  # no phases were recorded, only whole steps
         factors = {"whole step": factors["whole_step"]}
     phases = ", ".join(
         f"{_GAPS.get(name, name)} {value:.2f}x"
@@ -109,7 +109,7 @@ _HOST_NEXT = {
 
 def _host_next(finding: Finding) -> str:
     reason, line = str(finding.evidence.get("reason")), finding.evidence.get("line")
-    if reason == REASONS["blocked"] and line:  # the stacks are already part of the evidence
+    if reason == REASONS["blocked"] and line:  # stacks have been taken, so the line is known
         return f"Look at {line}, where {{rank}} waits: for a lock, a disk, the network or a sleep."
     return _HOST_NEXT.get(reason, _HOST_NEXT[""])
 
@@ -134,7 +134,7 @@ def _compute_next(finding: Finding, rank: str) -> str:
     where = phase_text(str(phase)) if phase else PLACE_TEXTS.get(place, "")
     if facts.get("late_side") == "host":
         return f"Look at what the host of {rank} does{where}: the device waits for its host there."
-    if facts.get("reason"):  # most of the excess is waiting for a core
+    if facts.get("reason"):  # `reason` is given if most of the excess is waiting for a core
         return f"Give the host of {rank} more cores or fewer processes, then look at what {rank} computes{where}."
     if phase or place in _GAPS:
         return f"Look at what {rank} computes{where}: most of its lost time is there."

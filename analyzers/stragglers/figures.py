@@ -27,7 +27,7 @@ WINDOW_STEPS = SHARED.block_steps
 
 
 def rank_or_link(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Draw a rank's own work against that of its peers; for a slow link draw its transfers and the ranks' activity."""
+    """Draw a rank's own work and the work of its peers; for a slow link, draw its transfers and the ranks' activity."""
     if finding.cause == "communication":
         yield from link(source, finding)
         yield from moment(source, finding)
@@ -36,7 +36,7 @@ def rank_or_link(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def work(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Draw a straggler's own work against that of the other ranks, and all ranks sorted by their work."""
+    """Draw a straggler's own work and the work of the other ranks, and all ranks sorted by their work."""
     if not finding.ranks or not source.has("steps"):
         return
     rank, attempt = finding.ranks[0], attempt_of(source, finding) or 0

@@ -27,8 +27,8 @@ class PersistencePolicy:
     """When a rank is persistently behind its peers (`persistence`)."""
 
     min_effect_ratio: float = 0.035
-    """Smallest slowdown of interest: a rank that is 5 % slow is measured at 4 to 6 %. Also the smallest growth, part of
-    the peers' whole work, of a rank that is slow in one phase or gap only."""
+    """Smallest slowdown of interest: a rank that is 5 % slow is measured at 4 to 6 %. The same number is the smallest
+    growth, as a part of the peers' whole work, of a rank that is slow in only one phase or gap."""
     weak_effect_ratio: float = 0.015
     """Smallest slowdown over at least a hundred steps among many peers, because their spread is well known."""
     lone_effect_ratio: float = 0.10
@@ -56,10 +56,10 @@ class ChangePolicy:
     min_effect_ratio: float = 0.012
     """Smallest slowdown of interest: one of 2 % is measured at 1.6 % and more."""
     calm_noise_ratio: float = 0.025
-    """Noise of one observation of all of a rank's own work above which more observations than the minimum are needed:
+    """Above this noise of one observation of all of a rank's own work, more observations than the minimum are needed:
     proportionally more, because on a busy machine the burst of another job lasts for 10 to 20 steps."""
     lasting_noise: float = 1.8
-    """Noise of a window's mean / that of white noise from which disturbances last for whole windows."""
+    """Noise of a window's mean / white noise's, at which disturbances last for whole windows."""
     lasting_factor: int = 4
     """Number of windows that are then needed."""
     min_sigmas_few: float = 6.5
@@ -77,7 +77,7 @@ class PausePolicy:
     min_share_ratio: float = 0.15
     """Minimum share of pauses among the observations from the first to the last."""
     peer_factor: float = 5.0
-    """Pauses of the rank / those of any other rank in the same time."""
+    """Pauses of the rank / pauses of any other rank in the same time."""
     min_length_ended: int = 50
     """Minimum number of observations from the first pause to the last, once pausing is over: a burst of another job is
     shorter."""
@@ -114,15 +114,15 @@ class StragglerPolicy:
     corroboration: CorroborationPolicy = field(default_factory=CorroborationPolicy)
     slow_link: SlowLinkPolicy = field(default_factory=SlowLinkPolicy)
     node_lag_s: float = 120.0
-    """Seconds by which the records of one node may lag behind those of the others: the steps after them are judged once
-    they are there. A rank whose records end earlier has left. Source: bound, a round of `watch` on a busy machine and
-    of publishing is some 30 s."""
+    """Seconds by which the records of one node may lag behind other nodes' records: the steps after them are judged
+    once they are there. A rank whose records end earlier has left. Source: bound, a round of `watch` on a busy machine
+    and of publishing is some 30 s."""
     burst_step_s: float = 0.05
     """Step length (s) below which more than the minimum number of observations is needed, so that they last as long. A
     burst of another job lasts for a certain time, not for a number of steps: if steps are shorter, a slowdown must last
     as long in seconds."""
     small_place_ratio: float = 0.15
-    """Share of all work up to which a phase or gap is compared by itself. Other jobs slow a rank in proportion to its
+    """Share of all work up to which a phase or gap is compared separately. Other jobs slow a rank in proportion to its
     work, so a larger place has as much noise as the whole."""
 
 
@@ -133,7 +133,7 @@ class ThroughputPolicy:
     min_rise_ratio: float = 0.15
     """Smallest rise of the step time. Placement and temperature cause smaller ones."""
     block: int = 10
-    """Steps in a block, whose median is compared."""
+    """Number of steps in a block that is compared by its median."""
     min_blocks: int = 10
     """Minimum number of blocks before and after: 100 steps. Another job on a shared machine is mostly shorter."""
     agreement_ratio: float = 0.9

@@ -87,8 +87,9 @@ def slow_line(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
 def host_place(
     source: Source, attempt: int, slow: Straggler, peers: Sequence[int], *, place: str = ""
 ) -> tuple[str, float]:
-    """Return the phase or gap that holds a slow rank's excess on its host, and by how much (ms) its host takes longer
-    there; ("", 0.0) if none does, or if a device may be the cause. `place`: consider only this one."""
+    """Return the phase or gap in which the host of a slow rank spends the excess, and how much longer (ms) it takes
+    there. The result is ("", 0.0) if there is no such place, or if a device may be the cause. `place`: consider only
+    this one."""
     read = partial(host_places_ms, typical="avg" if slow.paused_ratio else "median")
     own, usual = in_newest_steps(source, attempt, slow, peers, read)
     excess = {name: own[name] - usual[name] for name in own if name in usual and place in ("", name)}
@@ -114,7 +115,7 @@ def host_places_ms(
 def host_places_by_step(
     source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, place: str
 ) -> dict[int, dict[int, float]]:
-    """{step: {rank: time of its host in a phase or gap}}, in ms."""
+    """{step: {rank: time that the rank's host spends in a phase or gap}}, in ms."""
     rows = source.rows(
         f"{_places_sql(source, attempt)} SELECT step, rank, CAST({place} AS DOUBLE) FROM sums",
         [attempt, list(ranks), first_step, last_step, attempt],
@@ -127,7 +128,8 @@ def host_places_by_step(
 
 def _places_sql(source: Source, attempt: int) -> str:
     """Relation `sums`: phases and gaps of each rank and step. A gap is named after the phase that follows it, as in the
-    step clock. A stamped step has the duration of its device; on the host it ends where the next step begins."""
+    step clock. A stamped step has the duration that was measured on its device. On the host, such a step ends where the
+    next one begins."""
     finish = "start_ns + duration_ns"
     if is_stamped(source, attempt):
         has_next = "stamped_steps > 0 AND lead(step) OVER in_order = step + 1"

@@ -15,8 +15,8 @@ _WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compu
 """Name of the slow work by cause; all other causes are compute."""
 _CROWDED = "Other processes use the cores, so CPU time was compared instead of step time."
 _NO_DATA_SPANS = " after the optimizer or in making the next batch"
-"""Place for an attached loop without a data loader. Its steps end at the next forward pass, so the time to make a batch
-counts as "after the optimizer" of the previous step."""
+"""Place for an attached loop without a data loader. A step of such a loop ends at the next forward pass, so the time to
+make a batch counts as "after the optimizer" of the previous step."""
 
 
 def straggler_summary(
@@ -50,7 +50,7 @@ def straggler_summary(
         else f"paused in {paused} of steps {first} to {last}",
         "rotating": f"{be} slow in turn {span}",
     }[suspect.pattern]
-    # Calls show only the shortest wait of the peers.
+    # The excess is a lower bound if only calls were recorded: they show only the shortest wait of the peers.
     most = "at least " if is_lower_bound else "up to " if len(suspect.members) > 1 else ""
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
@@ -60,7 +60,7 @@ def straggler_summary(
     if phase:
         where = phase_text(phase)
     work = "CPU time" if worst.by_cpu else work
-    # the rank both computes longer and waits for a core; `suspect.why` gives the parts
+    # If the rank computes longer and also waits for a core, the time is not only work; `suspect.why` gives the parts.
     work = "" if suspect.waits_for_core else f" of {work}"
     if side:
         where += f", on its {side}"
@@ -70,6 +70,6 @@ def straggler_summary(
 
 
 def _since(first: int, first_compared: int) -> str:
-    if first < first_compared:  # warm-up steps were slow as well
+    if first < first_compared:  # the rank was slow in the warm-up steps, too, which are not compared
         return "from the first step" if first <= 1 else f"from step {first}, the first recorded"
     return f"since step {first}, the first one compared"

@@ -4,8 +4,8 @@
         suspect.ranks, suspect.cause, suspect.reason, suspect.pattern, suspect.node
 
 1. Counters corroborate or change the cause of each slow rank (`corroboration`). A rank is not a suspect if it waits for
-   a core as its peers do or as all ranks do at other times, or if its excess is small compared with the waits on a
-   crowded machine, where healthy ranks differ as much.
+   a core as its peers do, or as all ranks do at other times. Nor is it a suspect if its excess is small compared with
+   the waits on a crowded machine, because healthy ranks differ as much there.
 2. A rank that is slow in several phases because of its host is one suspect, not several.
 3. If most ranks of a node are slow at the same time for the same cause, the node is the suspect; a single node cannot
    be compared with others.
@@ -46,7 +46,7 @@ class Suspect:
     counters: Counters = field(default_factory=Counters)
     node: str = ""
     device: DeviceComparison | None = None
-    """The worst rank's device compared with those of its peers, if health was sampled."""
+    """The worst rank's device compared with its peers' devices, if health was sampled."""
 
     @property
     def why(self) -> str:
@@ -57,7 +57,7 @@ class Suspect:
 
     @property
     def waits_for_core(self) -> str:
-        """Describe CPU time and waits for a core if most of a compute excess is waiting; else empty."""
+        """Describe CPU time and waits for a core if most of a compute excess is waiting; otherwise empty."""
         if self.cause != "compute" or self.worst.by_cpu:
             return ""
         return self.counters.waiting_part(self.worst.excess_ms)
@@ -114,7 +114,7 @@ def suspects(
         ):
             continue
         if straggler.factor <= 1 and rank_counters.is_crowded:
-            continue  # the rank's peers lose as much time in another phase
+            continue  # the host is overloaded, and the rank's peers lose as much time in another phase
         attributed.setdefault((straggler.rank, attribution.cause), []).append((straggler, attribution))
     single: list[Suspect] = []
     for (rank, cause), found in attributed.items():
@@ -194,7 +194,7 @@ def _join(single: Sequence[Suspect]) -> Suspect:
 
 
 def _at_the_same_time(single: Sequence[Suspect]) -> list[Suspect]:
-    """Return the suspects whose slow time mostly overlaps that of the longest-lasting suspect."""
+    """Return the suspects that were slow mostly at the same time as the longest-lasting suspect."""
     if not single:
         return []
     longest = max(single, key=lambda suspect: suspect.last_step - suspect.first_step)

@@ -9,9 +9,9 @@ rank (the transfer) are added. The sum is the time shared by all ranks.
 
 1. Medians over blocks of 10 steps remove single jitters; the first steps (compilation, caches) are left out.
 2. The candidate is the block at which the medians before and after differ most, in units of the blocks' noise.
-3. It counts if the time rose by `min_rise_ratio`, if nearly all blocks after it lie above the middle between the two
-   levels and nearly all before it below, and if it lasted to the end over `min_blocks`. A shared machine has bursts
-   that come back down.
+3. It counts if three conditions hold: the time rose by `min_rise_ratio`; nearly all blocks after it lie above the
+   middle between the two levels, and nearly all blocks before it below; and it lasted to the end over `min_blocks`. A
+   shared machine has bursts that come back down.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
     if num < 2 * policy.min_blocks:
         return None
     advances = np.diff(blocks)
-    noise = sigma(advances) / math.sqrt(2) or 1e-9  # around their own median, because a steady rise is not noise
+    # Noise is the deviation of the advances from their median, because a steady rise is no noise.
+    noise = sigma(advances) / math.sqrt(2) or 1e-9
     places = np.arange(policy.min_blocks, num - policy.min_blocks + 1)
     rises = np.array([np.median(blocks[k:]) - np.median(blocks[:k]) for k in places])
     weights = np.sqrt(places * (num - places) / num)

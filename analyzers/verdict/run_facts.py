@@ -149,7 +149,7 @@ def _text(value: Any) -> str | None:
 
 
 def _ranks(source: Source) -> dict[str, Any]:
-    """Ranks of the run. An elastic world shrinks and grows, so the number is that of the newest attempt."""
+    """Ranks of the run. The number is taken from the newest attempt, because an elastic world shrinks and grows."""
     facts: dict[str, Any] = {"num_ranks": None, "num_ranks_before": [], "num_nodes": None, "devices": [], "mesh": {}}
     if not source.has("ranks"):
         return facts

@@ -62,7 +62,7 @@ def verdict(
         shown = _by_plugin(wrong)
         first, *further = first_of(shown, 1 + MAX_LINES)
         others = _further(further, closed, left=len(shown) - 1 - len(further))
-        # For a dead or hanging run, only the what-if line mentions the speed.
+        # The verdict on a dead or hanging run says nothing about its speed, except in the what-if line.
         if wrong[0].severity == "critical" and wrong[0].kind in OUR_KINDS:
             gain = ""
         last = " ".join(part for part in (gain, missing) if part)
@@ -86,7 +86,7 @@ def verdict(
         clean = f"Nothing was found{seen}, but no step is recorded."
     if facts.get("is_judged") is False or (not extent and _nothing_read(facts)):
         clean, missing = _nothing_judged(findings, facts), ""
-    if facts.get("ended") == "failed":  # never report "no problems found" for a run that was stopped from outside
+    if facts.get("ended") == "failed":  # a failed run must never be reported with "no problems found"
         when = "failed" if facts.get("steps") else "failed before its first step"
         clean = f"The run {when}, and its records do not show why. Read the logs of its ranks."
     if facts.get("no_rank_started"):
@@ -106,7 +106,8 @@ def outcome(text: str, facts: Mapping[str, Any]) -> Literal["clean", "failed", "
 
 
 def without_unjudged(text: str) -> str:
-    """The verdict without the number of checks that were not made, for places where no list of them follows."""
+    """The verdict without the number of checks that were not made. It is for places where no list of these checks
+    follows."""
     return _LISTED.sub("", text)
 
 
@@ -160,7 +161,8 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
 
 
 def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
-    """Sentence on files for which no check was made, with the reason of a check, else the problem of a file."""
+    """Sentence on files for which no check was made. The reason comes from a check. If no check gives one, it is the
+    problem of a file."""
     reasons = list(dict.fromkeys(one.summary for one in findings if one.status == "insufficient_data"))
     if reasons:
         more = f" {_checks(len(reasons) - 1)} more data: {LISTED_BELOW}." if len(reasons) > 1 else ""
@@ -211,7 +213,7 @@ def _not_recorded(findings: Sequence[Finding], unjudged: Collection[str], facts:
 
 
 def _gain(findings: Sequence[Finding], what_if: WhatIf | None) -> str:
-    """Sentence on a gain in the what-if that no finding explains, with the advice that does, if any."""
+    """Sentence on a gain in the what-if that no finding explains. If an advice explains it, the sentence says so."""
     explained_by = {found.status for found in findings if found.kind in EXPLAINS_GAIN}
     if what_if is None or not what_if.is_beyond_error or explained_by & {"fired", "suspect"}:
         return ""

@@ -3,9 +3,9 @@
     held_out_error(graph, measured_ms)         # 0.012: every second step, predicted from the one before, is 1.2 % off
 
 Replaying steps with their own durations reproduces the measurement even if the graph is wrong. Here every second step
-takes the work of the step before it, rank by rank and place by place, and the replay is compared with the measured
-times. Steps whose ranks make other calls than in the step before (an evaluation, a checkpoint) predict nothing and are
-left as they are.
+is replayed with the work of the step before it, rank by rank and place by place, and the result is compared with the
+measured times. Steps in which ranks make other calls than in the step before (an evaluation, a checkpoint) predict
+nothing and are left as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def totals_of(graph: Graph, work_ms: Sequence[float]) -> dict[Key, tuple[float, 
 
 
 def held_out_error(graph: Graph, measured_ms: float) -> float | None:
-    """Error of the prediction as a share of the held-out steps' time; None if no step predicts another. Pure."""
+    """Return the error of the prediction as a share of the time of the predicted steps. None if no step predicts
+    another. Pure."""
     work = totals_of(graph, graph.work_ms)
     calls = {(key[0], key[1]): number for key, (_, number) in work.items()}
     before = {later: earlier for earlier, later in zip(graph.steps[::2], graph.steps[1::2], strict=False)}

@@ -116,7 +116,8 @@ def what_if_of_operations(jobs: Operations, policy: WhatIfPolicy | None = None) 
 
 
 def _steps_to_replay(jobs: Operations, num_replays: int) -> list[int]:
-    """Steps with at least half as many operations as the largest: all, or as many of the last as the limit allows."""
+    """Steps with at least half as many operations as the largest step. If the limit does not allow all of them, the
+    last ones are taken."""
     steps, counts = np.unique(jobs.step, return_counts=True)
     whole = [int(step) for step, count in zip(steps, counts, strict=True) if count >= 0.5 * counts.max()]
     most = max(1, int(MAX_OPERATIONS // max(1, num_replays * int(counts.max()))))
@@ -167,7 +168,7 @@ def _graph(jobs: Operations, rows: Ints, own: Floats) -> _Step:
             begin = float(jobs.start_ms[members].max())
             for row in members:
                 own[row] = max(0.0, float(end[row]) - begin)
-            if key[0] == "message":  # the receiver waits, the sender does not
+            if key[0] == "message":  # only the receiver of a message waits
                 built.rows_of_call[call] = [row for row in members if jobs.optype[jobs.kind[row]].endswith("recv")]
     return built
 
@@ -222,7 +223,8 @@ class _Worker:
         return "compute"
 
     def _match(self, direction: str, streams: dict[str, list[tuple[int, str]]]) -> None:
-        """Match sends and receives to passes, in order, except those beyond the model's first and last chunk."""
+        """Match sends and receives to passes, in order. Messages at both ends of the model are left out, because
+        nothing is sent there."""
         jobs = self._jobs
         passes = [row for row, name in self._passes if name == f"{direction}-compute"]
         place = {row: number for number, row in enumerate(passes)}
@@ -238,7 +240,7 @@ class _Worker:
             name = f"{direction}-{way}"
             messages = [row for row, _ in streams[name]]
             inner = [row for row in passes if int(jobs.chunk[row]) != edge[direction, way]]
-            # Some traces have a message for every pass, also at the model's ends, where nothing is sent.
+            # Some traces list a message for every pass, even at the ends of the model, where none is sent.
             matched = inner if len(messages) != len(passes) else passes
             kept: list[tuple[int, str]] = []
             for message, row in zip(messages, matched, strict=False):
@@ -266,8 +268,8 @@ class _Worker:
     def _match_syncs(self, syncs: Sequence[tuple[int, str]]) -> None:
         jobs = self._jobs
         for row, name in syncs:
-            # A gather comes before the first forward pass of its chunk, a reduction after the last backward pass; a
-            # single operation is for all chunks.
+            # A gather comes before the first forward pass of its chunk, and a reduction after the last backward pass.
+            # If there is only one operation, it is for all chunks.
             pass_name = PASSES[0] if name in _GATHERS else PASSES[1]
             of_chunk = [one for one, kind in self._passes if kind == pass_name
                         and (jobs.chunk[one] == jobs.chunk[row] or len(syncs) == 1)]  # fmt: skip

@@ -41,8 +41,8 @@ class Graph:
     delay_ms: list[float] = field(default_factory=list)
     """Part of each piece in which no recorded work ran: launch delay."""
     work_at: list[tuple[int, int, int]] = field(default_factory=list)
-    """For each piece of work: rank, step, and the number of calls that the rank had made in the step; this number
-    identifies equal places on ranks that wait in different calls.
+    """For each piece of work: rank, step, and the number of calls that the rank had made in the step; by this number,
+    the same place is found on ranks that wait in different calls.
     """
     transfer_ms: list[float] = field(default_factory=list)
     """Duration of each call after its last member has arrived."""

@@ -100,13 +100,13 @@ def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) 
         [attempt, max(first_step, last_step - 4 * MAX_STEPS_ONLY), last_step, attempt, MAX_STEPS_ONLY],
     )
     run: list[int] = []
-    # Only every N-th step may be stamped.
+    # Perhaps only every N-th step was timed on the device. Then N is the smallest distance.
     stride = min((later - earlier for (later,), (earlier,) in pairwise(rows)), default=1)
     for (step,) in rows:
         if run and step != run[-1] - stride:
             if len(run) >= MAX_STEPS:
                 break
-            run = []  # a gap: the older, longer run may still follow
+            run = []  # the steps have a gap here, so continue with the older ones, which may be a longer run
         run.append(int(step))
     return run[::-1]
 
@@ -153,7 +153,7 @@ def _checked(
             """,
             [attempt, steps[0], steps[-1]],
         )
-    if measured_ms is None:  # starts of steps are not recorded
+    if measured_ms is None:  # the starts of the steps were not recorded
         return None
     error = abs(replay(graph) / measured_ms - 1) if measured_ms else 1.0
     held_out = held_out_error(graph, measured_ms)
@@ -193,7 +193,9 @@ def _median_ms(table: dict[str, Any]) -> float:
 
 
 def _from_steps(table: dict[str, Any], steps: Sequence[int]) -> Graph:
-    """Graph with one synchronisation per step, at its end: exact if only one call of a step makes ranks wait."""
+    """Graph with one synchronisation at the end of each step. This is exact if only one call of a step makes ranks
+    wait.
+    """
     graph = Graph()
     rank, step = ints(table["rank"]), ints(table["step"])
     took, waited, delay = floats(table["took"]), floats(table["waited"]), floats(table["delay"])
@@ -204,7 +206,7 @@ def _from_steps(table: dict[str, Any], steps: Sequence[int]) -> Graph:
         graph.add_post(int(rank[row]), calls[int(step[row])])
         graph.add_wait(int(rank[row]), calls[int(step[row])])
         graph.end_step(int(rank[row]), int(step[row]))
-    # the steps are complete: all ranks ran each of them once
+    # This shape is possible because every rank ran each step exactly once.
     graph.work_before_sync = np.arange(len(rank)).reshape(-1, len(steps)).T
     return graph
 

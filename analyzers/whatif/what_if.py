@@ -39,8 +39,7 @@ from analyzers.whatif.step_graph import StepGraph, load_graph
 __all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "why_withheld", "without"]
 
 MAX_WORKERS = 64
-"""Maximum number of workers for which the slowdown is replayed, those with the largest excess first.
-"""
+"""Maximum number of workers for which the slowdown is replayed, those with the largest excess first."""
 MAX_OPERATIONS = 3_000_000
 """Maximum number of operations that are replayed for the workers in total: with more operations per worker, fewer
 workers are replayed.
@@ -65,10 +64,10 @@ class WhatIf:
     worst_ranks_ratio: float | None
     last_stage_ratio: float | None
     launch_delay_ratio: float = 0.0
-    """Part of the time in which no recorded work ran; the ideal has none."""
+    """Part of the time in which no recorded work ran; the ideal step time contains no such time."""
     lasting_slowdown: float | None = None
-    """Part of S from lasting differences between ranks, beyond the noise of their steps. In the rest, the slowest rank
-    changes from step to step. None if the two parts could not be separated.
+    """Part of S from lasting differences between ranks, beyond the noise of their steps. The other part of S comes from
+    steps in which another rank is the slowest each time. None if the two parts could not be separated.
     """
     withheld: str = ""
     """Why no gain is claimed; empty if a gain is claimed."""

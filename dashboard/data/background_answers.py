@@ -118,7 +118,7 @@ class Answers:
         value, error = None, None
         try:
             value = compute()
-        except Exception as problem:  # shown on the page; other queries are not affected
+        except Exception as problem:  # the page shows the error, and the other queries continue
             error = problem
         with self._lock:
             if error is None:

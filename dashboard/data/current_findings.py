@@ -1,4 +1,5 @@
-"""The findings of a run as the pages list them: those of the diagnosis, and those that `watch` has reported since.
+"""The findings of a run as the pages list them: the findings of the diagnosis, and those that `watch` has reported
+since.
 
     known = current_findings(diagnosis, reported_findings(store), newest_attempt=1)
     known.findings                                # as the report orders them: open ones first
@@ -37,8 +38,8 @@ def current_findings(
     newest_attempt: int | None = None,
     has_ended: bool = False,
 ) -> CurrentFindings:
-    """Join the findings in the order of the verdict, open ones first. `reports`: newest first. Findings that are over,
-    and those of a run that `has_ended`, are in the past tense.
+    """Join the findings in the order of the verdict, open ones first. `reports`: newest first. Findings that are over
+    are in the past tense. So are all findings of a run that `has_ended`.
     """
     judged = diagnosis.fired if diagnosis is not None else ()
     found = list(judged)
@@ -49,7 +50,8 @@ def current_findings(
     found.sort(key=lambda finding: (finding.id in closed, reading_order(finding)))
 
     def with_tense(finding: Finding) -> Finding:
-        if finding.id in closed:  # each finding is reported once, so a report lacks the problem's last step
+        # A finding is reported when it appears. So a finding known only from its report has no last step.
+        if finding.id in closed:
             return over(finding, finding.last_step if finding in judged else None)
         return at_run_end(finding) if has_ended else finding
 

@@ -1,4 +1,4 @@
-"""One rank in one step: time account (also of its peers), collectives and events.
+"""One rank in one step: how the rank and its peers used the time, its collectives and its events.
 
 found = rank_at_step(store, rank=3, step=60)
 found["account"]["forward"]         # (own milliseconds, median of the peers)

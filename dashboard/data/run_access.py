@@ -147,7 +147,7 @@ class RunAccess:
 
         version = (self.version(), watched)
         key = ("diagnosis", str(self.run.path))
-        # do not wait, since it would not finish in time
+        # Do not wait for the diagnosis of a large run, which would not finish in time.
         patience_s = 0.0 if self.size_bytes() >= SEPARATE_PROCESS_BYTES else first_s
         return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=patience_s)
 
@@ -161,7 +161,8 @@ class RunAccess:
                 found = {"comparison": compare(side_a, side_b)}
                 return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
 
-        for run in (other, self):  # the first read ingests the tapes, which changes the version in the cache key below
+        # The first read of a run may ingest new records, which changes the version in the cache key. So read it first.
+        for run in (other, self):
             state = run.state(first_s=FIRST_S)
             if state.value is None:
                 return state
@@ -179,7 +180,7 @@ class RunAccess:
                 return known[1]
             now_ns = stored_until_ns(self.run) if self.is_watched else None
             if self.size_bytes() >= SEPARATE_PROCESS_BYTES:
-                with self.open():  # ingests the tapes if the run has no watch
+                with self.open():  # opening ingests new records if the run has no `watch` process
                     pass
                 found = diagnose_in_process(self.run, now_ns=now_ns)
             else:
@@ -189,7 +190,7 @@ class RunAccess:
             return found
 
     def _may_grow(self) -> bool:
-        """Return True if the last known state is that of a live run. Before the first state is known, returns False,
-        because that state would otherwise be computed twice.
+        """Return True if the run was live when its state was last determined. Before the first state is known, returns
+        False, because that state would otherwise be computed twice.
         """
         return self._last_state.is_live

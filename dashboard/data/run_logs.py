@@ -61,7 +61,7 @@ class RunLogs:
 
     lines: tuple[LogLine, ...] = ()
     num_files: int = 0
-    """Number of files found, including empty ones, except those of `watch`."""
+    """Number of files found. Empty files count, files of `watch` do not."""
     num_cut: int = 0
     """Number of files that were read only at their end."""
     problems: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ NUM_LOSSES = 40
 def run_summary(source: Source, state: RunState) -> dict[str, Any]:
     """Plain values by name; None or empty if nothing was recorded."""
     pulse = queries.pulse(source)
-    pace = pulse if state.is_live else whole_pace(source)  # for a run that has ended, as in its report
+    pace = pulse if state.is_live else whole_pace(source)  # after the run's end, take the speed that its report states
     reports = [
         _as_of_now(one, state)
         for one in newest_reports(reported_findings(source))

@@ -7,8 +7,8 @@ Opening a store costs more than most queries, in proportion to the number of nod
 ranks. So a store stays open for the queries of one page. Writers cannot open the file during that time, so the store of
 a run that may grow is closed as soon as no query uses it.
 
-If a run has no `watch`, its tapes are ingested first: every few seconds while the run may grow; after its end only if a
-process has written since. Many tapes without a store are ingested by a child process.
+If a run has no `watch`, new records are ingested first: every few seconds while the run may grow, and after its end
+only if a process has written since. Many tapes without a store are ingested by a child process.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SharedStore:
                 yield reader
         except BaseException:
             with self._lock:
-                self._forget(opened)  # a file may be damaged or missing
+                self._forget(opened)  # opening failed, perhaps because a file is damaged or missing: try anew next time
             raise
         finally:
             with self._lock:

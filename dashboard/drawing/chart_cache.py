@@ -67,5 +67,5 @@ def _is_same(a: Any, b: Any) -> bool:
         return True
     try:
         return type(a) is type(b) and isinstance(a, _PLAIN) and bool(a == b)
-    except ValueError:  # an array within
+    except ValueError:  # the values contain an array, whose comparison has no single truth value
         return False

@@ -44,7 +44,7 @@ _CHART = {
     "showSendToCloud": False,
     "plotlyServerURL": "",
     "scrollZoom": False,
-    "doubleClick": False,  # the address holds the zoom, so Plotly's reset button is replaced
+    "doubleClick": False,  # the zoom is kept in the page's address, so only the page's own button may reset it
     "responsive": True,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "resetScale2d"],
     "toImageButtonOptions": {"format": "png", "scale": 2},
@@ -175,7 +175,8 @@ def table(
 
 
 def _shown_values(values: Any) -> Any:
-    """Values of a column, with text escaped before it reaches pandas, whose strings cannot hold lone surrogates."""
+    """Values of a column. Text is escaped before it reaches pandas, because pandas' strings cannot hold lone
+    surrogates."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufM":
         return values
     return [visible(value[:2_000]) if isinstance(value, str) else value for value in values]

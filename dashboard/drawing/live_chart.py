@@ -5,9 +5,9 @@
 
 Streamlit's Plotly chart creates a new element when its data change, which loses the zoom at each refresh; with a fixed
 id it keeps showing its first figure. Here the element is identified by its key, and each new figure is passed to
-`Plotly.react`, which keeps the user's changes as long as `uirevision` is the same. A zoom is reported to the page,
-which writes it to the address and passes it back with the figure, so that the Back button and other browsers show the
-same. plotly.js is served from the Python package. If it does not load, the chart shows an error and retries.
+`Plotly.react`, which keeps the user's changes as long as `uirevision` is the same. A zoom is reported to the page. The
+page writes it to the address, and passes it back with the figure. So the Back button and other browsers show the same
+zoom. plotly.js is served from the Python package. If it does not load, the chart shows an error and retries.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def show_in_place(
     """Draw a figure (Plotly's JSON, with its height); `what` is the text for screen readers.
 
     `zoomed`: axis ranges; after a zoom, `on_zoom` is called with all of them before the page is drawn. If `clickable`,
-    returns {"x", "y"} of the mark that was just clicked; y is its first custom data, if any.
+    returns {"x", "y"} of the mark that was just clicked. If the mark has custom data, y is the first value of these.
     """
     shown = {"key": key, "config": config, "alt": what, "url": _URL, "clickable": clickable, "zoomed": zoomed}
     rest = json.dumps(shown)

@@ -57,7 +57,7 @@ def _title(kind: str) -> str:
 @framed("Recovery")
 def checkpoints(view: View) -> None:
     """Draw the timeline of the run, then its rollbacks and checkpoints."""
-    # Rounded, so that polls within four seconds share a cache entry.
+    # The time is rounded to four seconds, so that polls within them share a cache entry.
     data = view.ask(load_timeline, int(time.time()) // 4 * 4 if view.state.is_live else None)
     if data is None:
         return

@@ -22,8 +22,8 @@ from dashboard.frame import View, framed
 __all__ = ["collectives"]
 
 _COLUMNS = {
-    "bytes": st.column_config.NumberColumn("bytes", format="localized"),  # thousands are separated
-    "group": st.column_config.TextColumn("group", width=130),  # by default as wide as the first names, which are short
+    "bytes": st.column_config.NumberColumn("bytes", format="localized"),  # with thousands separators
+    "group": st.column_config.TextColumn("group", width=130),  # the default fits only the first names, which are short
 }
 
 
@@ -50,7 +50,7 @@ def load_exposed_calls(source: Source) -> Any:
 
 
 def load_aggregates(source: Source) -> dict[str, Any]:
-    """{heading: rows}: sums of steps whose calls were removed, and records of the NCCL plugin."""
+    """{heading: rows}: sums over older steps, from which single calls were removed, and records of the NCCL plugin."""
     return {
         "Older steps, summed": call_queries.older_totals(source), "As NCCL ran them": call_queries.nccl_kernels(source),
         "Channels of NCCL": call_queries.nccl_channels(source), "Network links": call_queries.nccl_transfers(source),

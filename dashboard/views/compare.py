@@ -29,7 +29,8 @@ SENTENCE, MAX_SENTENCE = 60, 190
 """A value of more than `SENTENCE` characters is a sentence and wraps. Beyond `MAX_SENTENCE` characters it is cut with
 an ellipsis, because the page Findings shows all of it."""
 _LINE_CHARS, _LINE_PX, _CELL_PX = 24, 19, 20
-"""Minimum characters per line of a column that wraps; height of a line, and of a cell without its lines (pixels)."""
+"""For columns that wrap: minimum number of characters per line, height of a line, and height that a cell adds to its
+lines (pixels)."""
 _MANIFEST_TABLES = ("Setting", "Version", "Launch")
 """Tables of settings and facts, in which a long value does not make the row taller."""
 _BASELINE_COLOUR = SEQUENCE[7]
@@ -76,7 +77,8 @@ def _chosen(view: View, names: list[str]) -> tuple[list[str], str]:
     others = [name for name in names if name != view.run_id]
     index = names.index(view.run_id) if view.run_id in names else -1
     named = st.query_params.get("baseline")
-    other = named if named in others else others[min(max(index, 0), len(others) - 1)]  # the run before this one
+    # By default the baseline is the run before this one.
+    other = named if named in others else others[min(max(index, 0), len(others) - 1)]
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         chosen = st.multiselect(
             "Compared with", others, default=[other], key="with", format_func=visible, width=520,

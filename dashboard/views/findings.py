@@ -165,7 +165,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
         st.rerun()
     finding = pick(known.findings + advised, asked)
     if finding is None:
-        if diagnosis is not None:  # do not wait: on a live run the report is never up to date
+        if diagnosis is not None:  # any diagnosis will do: on a live run, waiting for a newer one would never end
             empty_state("This run has no such finding now.", "It may be over, or the link is for another run.")
         if diagnosis is None or view.is_pending:
             st.caption("The analyzers are reading the run…")

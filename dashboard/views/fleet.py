@@ -27,7 +27,7 @@ MAX_SHOWN = 500
 """Maximum members per table; those with the highest rates are shown."""
 MAX_PROBLEMS = 5
 MAX_DRAWN = 5
-"""Maximum number of configurations whose runs are drawn."""
+"""Maximum number of configurations for which the runs are drawn."""
 ALL_WELL = "No host or device has more trouble than chance explains."
 
 
@@ -48,7 +48,7 @@ def fleet() -> None:
 def _page() -> bool:
     """Draw what has been computed; return True if more will follow soon."""
     folder = runs_folder()
-    # Runs that another process had open are read again, although they have not changed.
+    # If another process had some runs open, `turn` changes every `RETRY_S`, so that they are read again.
     turn = int(time.time() / RETRY_S) if st.session_state.get("fleet_problems") else 0
     version = (fleet_version(folder), turn)
     answer = shared_answers().get(

@@ -1,4 +1,4 @@
-"""Page on goodput: the wall-time account of the run and of each rank."""
+"""Page on goodput: how the wall time of the run and of each rank was spent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOODPUT = "Share of wall time spent on training steps that were kept."
 
 @framed("Goodput")
 def goodput(view: View) -> None:
-    """Draw the time account of the whole run."""
+    """Draw how the time of the whole run was spent."""
     diagnosis = view.diagnosis()
     if diagnosis is None:
         empty_state("Computing the account…", "It reads every step of every rank once.")

@@ -27,7 +27,7 @@ from store.runs_folder import RunsFolder
 __all__ = ["home"]
 
 MAX_SUMMARIES = 100
-"""Number of newest matching runs whose records are read; older ones are listed by name only."""
+"""Number of matching runs, newest first, of which the records are read. Older runs are listed by name only."""
 MAX_PROBLEMS = 3
 MAX_WHOLE = 20
 """Rows that the table shows without a scroll bar."""
@@ -37,7 +37,7 @@ _WIDTHS = {"state": 90, "severity": 75, "step": 65, "step time": 80, "tokens/s":
 read.
 """
 MAX_CACHED = 2_000
-"""Number of ended runs whose cells are cached."""
+"""Number of ended runs for which the table's cells are cached."""
 _SHOWN_NAME = "(?:run=|#)([^#]*)$"
 """Part of the link that the table displays, decoded."""
 
@@ -66,7 +66,7 @@ def _table() -> bool:
             key="filter",
             placeholder="part of a name, state, finding, tag or note",
             bind="query-params",
-            width=640,  # on a narrow screen the buttons wrap below it
+            width=640,  # on a narrow screen, the buttons beside this field move below it
             help="All words must occur. `tag:baseline` matches runs with exactly that tag.",
         )
         buttons = st.container(horizontal=True, gap="small", width="content")
@@ -83,7 +83,7 @@ def _table() -> bool:
         return is_pending
     frame = pd.DataFrame([row | {"run": _address(row["name"])} for row in rows]).drop(columns=_HIDDEN)
     frame = frame.drop(columns=[name for name in ("tags", "note") if not any(row[name] for row in rows)])
-    # Not directly above the table, where its toolbar appears on hovering.
+    # The caption is not directly above the table, because the table's toolbar would cover it on hovering.
     st.caption(
         f"A run's name opens it in a new tab. Select one run to open it here, or two to {MAX_RUNS} to compare them. A "
         "live run shows what watch has reported, an ended run its diagnosis, which is computed in the background. "
@@ -164,7 +164,7 @@ def _stamp(path: Path) -> Hashable:
         found = [
             (entry.name, entry.stat(follow_symlinks=False))
             for entry in entries
-            if not entry.name.endswith(".lock")  # written by readers
+            if not entry.name.endswith(".lock")  # readers create lock files, so these do not show that the run changed
         ]
     return tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in found))
 
@@ -202,7 +202,7 @@ def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
             found, problem = answer.value or {}, "" if answer.error is None else str(answer.error)
             pending = not found and not problem
             is_settled = answer.is_fresh and not found.get("is_live")
-            if found and not found["is_live"]:  # watch reports the findings of a live run
+            if found and not found["is_live"]:  # a live run needs no diagnosis here: `watch` reports its findings
                 judged = access_to(run).worst_finding(_judgements())
                 is_awaited = not judged.is_fresh and judged.error is None
                 unjudged = {} if found["finding"] else {"finding": "analyzing…" if is_awaited else "not analyzed"}

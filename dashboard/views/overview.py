@@ -53,11 +53,12 @@ def overview(view: View) -> None:
     account = diagnosis.goodput if diagnosis is not None else None
     with st.container(key="overview-account"):
         st.subheader("Where the time went", anchor=False)
-        if account is None or account.wall_s <= 0:  # never empty, so that elements below keep their place and zoom
+        # This container always has content, so that the elements below keep their place and zoom.
+        if account is None or account.wall_s <= 0:
             st.caption("Computing the account…" if diagnosis is None else "No step was recorded.")
         else:
             chart(goodput.strip, account, key="overview-goodput", what="Shares of the wall time by category")
-    with st.container(key="overview-findings"):  # separate, so that the elements below keep their identity
+    with st.container(key="overview-findings"):  # separate container: elements below keep their identity
         _findings(view, known, diagnosis)
     with st.container(key="overview-lines"):
         lines = view.ask(load_lines)
@@ -113,8 +114,8 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
 def _shown(
     pulse: dict[str, float | None], diagnosis: Diagnosis | None, name: str, *, is_live: bool
 ) -> tuple[float | None, float | None]:
-    """A value over the newest steps and over all steps; for an ended run only the value over all steps, from the
-    report.
+    """A value over the newest steps and over all steps. For an ended run, only the value over all steps is shown, as in
+    the report.
     """
     of_all: Any = None if diagnosis is None else diagnosis.run.get(_IN_REPORT[name])
     return (pulse[name], of_all) if is_live or of_all is None else (of_all, None)

@@ -167,7 +167,7 @@ def _mesh(data: dict[str, Any]) -> None:
     if not found:
         empty_state("All ranks have the same coordinates in the mesh, or they were not recorded.")
         return
-    host_dimensions = ("local_rank", "node_rank")  # last: parallel dimensions explain more than the host
+    host_dimensions = ("local_rank", "node_rank")  # sorted to the end: parallel dimensions explain more than the host
     found.sort(key=lambda name: (name in host_dimensions, -sizes[name]))
     shown = st.columns(2)
     columns = shown[0].selectbox(
@@ -175,7 +175,8 @@ def _mesh(data: dict[str, Any]) -> None:
     )
     others = [name for name in mesh.DIMENSIONS if name != columns]
     filled = {name: mesh.filled_ratio(places, name, columns) for name in others}
-    # Rows: the dimension that fills most cells; in a mesh of one or two dimensions preferably the node.
+    # The rows are the dimension with which most cells are filled. In a mesh of one or two dimensions, the node is
+    # preferred.
     others.sort(
         key=lambda name: (
             name == "local_rank", -filled[name], name != "node_rank" or len(found) > 2, -sizes.get(name, 0),

@@ -109,7 +109,8 @@ class Attached:
     def phase(self, kind: str, *, microbatch: int = -1) -> contextlib.AbstractContextManager[object]:
         """Record the block as `data`, `forward`, `backward`, `optimizer`, `checkpoint`, `evaluate`, or a custom name.
 
-        Phases of a step add up to no more than the step: a phase inside another one is recorded, but not counted twice.
+        The phases of a step never add up to more than the step: a phase inside another one is recorded, but its time
+        counts only once.
         """
         return self.recorder.span(kind, microbatch=microbatch) if microbatch >= 0 else self.recorder.span(kind)
 
@@ -159,7 +160,7 @@ class Attached:
         self._undo_records.clear()
         self.end.is_of_rank = lambda: False
         if phases is not None:
-            phases.thread = -1  # its hooks then record nothing
+            phases.thread = -1  # the hooks of `phases` then record nothing
             self._undo.append(phases.remove)
 
     def _begin(
@@ -225,7 +226,7 @@ class Attached:
         """Hook models and optimizers, including those created later. `leads`: optimizer steps end the loop's steps."""
         if self._phases is None:
             for model in models:
-                self._models.add(model)  # `guard` needs the parameters, recorded or not
+                self._models.add(model)  # even if nothing is recorded, `guard` needs the parameters
             return
         with failing_open("attach.watch"):
             models = [model for model in models if not self.watches(model)]
@@ -382,7 +383,7 @@ def _attach(
         with failing_open("attach.watch"):
             attached.is_watched = True
             num_nodes, digests = digest_address()
-            if ANNOUNCED_IN in os.environ:  # `rankscope run` starts the watch, and replaces one that does not answer
+            if ANNOUNCED_IN in os.environ:  # `rankscope run` starts `watch`, and replaces it if it does not answer
                 facts = Watch(node_rank=identity.node_rank, num_nodes=num_nodes, digests=digests)
                 announce(run, recorder.attempt, watch=facts)
             else:

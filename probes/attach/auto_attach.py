@@ -47,7 +47,7 @@ class _Search:
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
-        self._inside = WeakObjects()  # submodules of found models, which are not models themselves
+        self._inside = WeakObjects()  # submodules of the models found so far; these are not models themselves
         self._num_models = 0
         self._num_searches = 0
         self._module_hook = register_module_forward_pre_hook(self._before_forward)
@@ -72,14 +72,15 @@ class _Search:
                 if self._attached.watches(module):  # already watched by the script's own attach call or callback
                     return
                 self._attached.watch([module])
-                self._attached.called(module, args)  # this call cannot run the new hooks any more
+                self._attached.called(module, args)  # this call began before the hooks were set, so record it here
 
     def _before_optimizer_step(self, optimizer: Any, *unused: Any) -> None:
         """Runs before the optimizer's own step hooks. Each update by the first optimizer ends a step of the loop."""
         if self._attached.is_in_loop():
             is_new = not self._attached.watches(unwrapped(optimizer))
             is_another = self._has_stepped and is_new
-            if self._num_models or self._has_stepped:  # otherwise a closure may still call the model inside the step
+            # Keep the hook in a first step without a known model: the step's closure may call the model.
+            if self._num_models or self._has_stepped:
                 self._module_hook.remove()
             if is_another:  # this optimizer may belong to another training loop
                 self._num_models = 0
@@ -107,7 +108,7 @@ def _models_of(optimizer: Any) -> list[nn.Module]:
     found = WeakObjects()
     for module in modules:
         if any(id(parameter) in updated for parameter in module._parameters.values()):
-            inside: set[int] = set()  # a module may hold itself
+            inside: set[int] = set()  # modules seen so far, since a module may contain itself
             while id(module) in outer and id(module) not in inside:
                 inside.add(id(module))
                 module = outer[id(module)]

@@ -17,7 +17,7 @@ _FOREVER = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedFault:
-    """A fault with its step, rank and size. If `lasts`, it acts from its step to step `until`, else once."""
+    """A fault with its step, rank and size. If `lasts`, it acts from its step to step `until`; otherwise once."""
 
     name: str
     step: int

@@ -93,7 +93,8 @@ class _Injection:
     # ---- when ----
 
     def _is_due(self) -> bool:
-        """Return True if the fault acts now: in each step of its range if it lasts, else once.
+        """Return True if the fault acts now. A lasting fault acts in each step of its range. Every other fault acts
+        once.
 
         The first time, writes the event.
         """
@@ -141,7 +142,7 @@ class _Injection:
                 self._hook_model(module)
 
     def _hook_model(self, module: nn.Module) -> None:
-        """Hook the model; the hooks act from its next call on."""
+        """Hook the model. The hooks act at its next call and later."""
         self._finder.remove()
         self._model = module
         name = self._fault.name
@@ -178,7 +179,7 @@ class _Injection:
         if floating is None:
             embedding = next((part for part in module.modules() if isinstance(part, nn.Embedding)), None)
             if embedding is not None and self._is_due():
-                hooks: list[Any] = []  # the hook's handle, with which it removes itself
+                hooks: list[Any] = []  # the handle of the hook: the hook removes itself with it
                 hooks.append(embedding.register_forward_hook(lambda *call: _spoiled(call[2], bad, hooks)))
             return None
         if not self._is_due():
@@ -188,7 +189,7 @@ class _Injection:
 
     def _act(self, module: nn.Module, args: Any) -> None:
         if self._fault.name == "skip_collective" and not getattr(module, "require_backward_grad_sync", True):
-            return  # this microbatch reduces nothing, so there is nothing to skip
+            return  # under `no_sync`, this microbatch has no reduction that could be skipped
         if self._fault.name == "memory":
             if self._is_due():
                 self._leaked.append(torch.ones(LEAKED_BYTES, dtype=torch.uint8))
@@ -242,7 +243,7 @@ def _other_size(module: nn.Module) -> None:
 
 
 def _leave_out(module: nn.Module) -> None:
-    """Skip DDP's reductions in this step's backward, or else the script's next all-reduce."""
+    """Skip DDP's reductions in this step's backward pass. Without DDP, skip the script's next all-reduce."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         module.require_backward_grad_sync = False
         hooks: list[Any] = []
@@ -251,7 +252,7 @@ def _leave_out(module: nn.Module) -> None:
             module.require_backward_grad_sync = True
             hooks.pop().remove()
 
-        # right after the step, because a loop with accumulation then sets the attribute itself
+        # Undo the change right after the step. Later, a loop with accumulation sets the attribute itself.
         hooks.append(register_optimizer_step_post_hook(reduce_again))
         return
     real = dist.all_reduce

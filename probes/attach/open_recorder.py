@@ -61,7 +61,7 @@ def open_recorder(
         "command": sys.argv,
         "cwd": _working_folder(),
     } | (device_name() if torch.cuda.is_initialized() else {})  # type: ignore[no-untyped-call]  # torch: no types
-    if models:  # without models the number is unknown, not zero
+    if models:  # if no model is known, the number of parameters is unknown and not zero
         manifest["num_parameters"] = sum(parameter.numel() for model in models for parameter in model.parameters())
     try:
         run, attempt, is_first = join_run(
@@ -102,11 +102,11 @@ def open_recorder(
             with failing_open("attach.manifest"):
                 known = run.manifest()
                 fresh = {name: value for name, value in manifest.items() if name not in known}
-                if identity.is_started_by_script:  # the ranks' parent recorded as a run of one rank
+                if identity.is_started_by_script:  # the parent of the ranks has begun the run as one of a single rank
                     fresh["world_size"] = identity.world_size
                 if known or attempt:
                     run.add_to_manifest(fresh)
-                else:  # the rank that created the run has not written its manifest yet: either may be the last to write
+                else:  # another rank created the run and has not yet written the manifest: whoever writes last wins
                     run.begin_manifest(manifest)
     if identity.local_rank == 0:
         with failing_open("attach.announce"):

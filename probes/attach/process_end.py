@@ -60,9 +60,9 @@ class ProcessEnd:
         self._is_on = True
         self._died = False
         self._num_thread_errors = 0
-        self._script_raised = False  # inside `exits_of_script`, which has recorded the exception
-        self._exit: tuple[int, dict[str, Any]] | None = None  # step, the event's fields
-        self._printed: tuple[int, dict[str, Any]] | None = None  # the same, of an exception that the script printed
+        self._script_raised = False  # True if the script raised in `exits_of_script`, which recorded the exception
+        self._exit: tuple[int, dict[str, Any]] | None = None  # (step, fields of the event) of a call of `sys.exit`
+        self._printed: tuple[int, dict[str, Any]] | None = None  # (step, fields) of an exception the script printed
         self.is_of_rank: Callable[[], bool] = lambda: True
         """Returns False in a process that is not a rank: a script that starts the ranks as its children, or a fork."""
         self.at_failure: Callable[[Frames], object] = lambda frames: None
@@ -148,7 +148,8 @@ class ProcessEnd:
         trace: TracebackType | None,
     ) -> None:
         with failing_open("attach.exception"):
-            if getattr(sys, "last_value", None) is not error:  # the interpreter sets it before its own call
+            # The interpreter sets `last_value` before it calls the hook. If it is not set, the script made this call.
+            if getattr(sys, "last_value", None) is not error:
                 self._printed = (self._recorder.step_number, exception_fields(error))
             elif self._is_on:
                 trace = without_our_frames(error)
@@ -159,8 +160,8 @@ class ProcessEnd:
         real(kind, error, trace)
 
     def _at_thread_exception(self, real: Callable[..., Any], about: Any) -> None:
-        """A thread died. If it ran the training loop, the rank has failed; otherwise the process continues, but may
-        hang while it waits for the thread."""
+        """A thread died. If the thread ran the training loop, the rank has failed. Otherwise the process continues, but
+        may hang while it waits for the thread."""
         with failing_open("attach.exception"):
             error, thread = about.exc_value, about.thread
             if error is not None and not isinstance(error, SystemExit):
@@ -187,17 +188,18 @@ class ProcessEnd:
 
 
 def _unhandled() -> BaseException | None:
-    """The exception that ended the main script: on record already, unless `sys.excepthook` was replaced after `hook` by
-    one that does not call ours, as typer and rich do."""
+    """The exception that ended the main script. It is already recorded, except in one case: after `hook`,
+    `sys.excepthook` was replaced by a hook that does not call ours (typer and rich do this)."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     trace = getattr(error, "__traceback__", None)
     if trace is None or trace.tb_frame.f_back is not None or trace.tb_frame.f_code.co_name not in _OUTERMOST:
-        return None  # raised in a console or a notebook cell, after which the process continued
+        return None  # the exception was raised in a console or a notebook cell, and the process continued
     return error
 
 
 def _exit_fields(message: str, stack: str, code: Any, handled: BaseException | None) -> dict[str, Any]:
-    """Return the fields of an exit event; for a bare number, those of the exception that is being handled."""
+    """Return the fields of an exit event. If the script exits with a bare number, they describe the exception that is
+    being handled."""
     if isinstance(code, int) and isinstance(handled, Exception) and not isinstance(handled, argparse.ArgumentError):
         without_our_frames(handled)
         return exception_fields(handled)

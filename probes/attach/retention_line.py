@@ -30,6 +30,6 @@ def retention_line(config: Mapping[str, Any]) -> str:
 
 
 def print_retention(run: RunDir, identity: Identity) -> None:
-    """Print the line once per launch, from the settings in the run's folder, which are those that `watch` reads."""
+    """Print the line once per launch. The settings come from the run's folder, because `watch` reads them there too."""
     if identity.rank == 0 and identity.restarts == 0 and (line := retention_line(run.manifest().get("config", {}))):
         sys.stderr.write(f"rankscope: {line}\n")

@@ -3,8 +3,9 @@
     follow_started_ranks(attached)         # in a process that `rankscope run` has started, before the script
 
 The target of each process that `multiprocessing` starts becomes a `FollowedTarget`. In the new process it waits for a
-default process group, whose rank it then records; a process that joins none is left alone. Rank 0 takes over the place
-of the process that started it. That process is then no rank any more, and records how the started ranks ended.
+default process group, and then records the process as the rank that it has in this group. A process that joins no group
+is left alone. Rank 0 takes over the place of the process that started it. That process is then no rank any more, and
+records how the started ranks ended.
 
 Not followed are a loader's workers, pools, managers, and subclasses of `Process` that override `run`.
 """
@@ -44,7 +45,7 @@ class FollowedTarget:
     """Calls `target` in a new process, and attaches that process once it is a rank."""
 
     def __init__(self, target: Callable[..., Any], agents_port: str = "") -> None:
-        """`agents_port`: port of the store of torchrun's agent; "" without one."""
+        """`agents_port`: port of the store of torchrun's agent; "" if there is no such agent."""
         self.target = target
         self.agents_port = agents_port
 
@@ -113,7 +114,7 @@ class _StartedRanks:
         folder.mkdir(parents=True, exist_ok=True)
         events = EventWriter(folder / "events.jsonl", attempt=attempt, rank=NODE_RANK)
         fields: dict[str, Any] = {"exit_rank": rank, "pid": pid, "exit_code": code}
-        if is_stopped:  # torch ended it after another rank had failed
+        if is_stopped:  # torch stopped this rank after another one had failed
             events.write(event_kinds.RANK_STOPPED, **fields)
         else:
             fields |= {"signal": signal_name(code) or None, "message": "", "out_of_memory": None, "blamed": False}

@@ -16,8 +16,8 @@ is mostly cache misses, because the model evicts the recorder's memory: a record
 a loop without a model.
 
 Time blocked in calls separates a rank's own time from waiting for others. So it is added to `recorder.wait_ns` exactly
-once, and only for threads that train: a checkpoint written in the background waits for its own collectives while the
-step continues.
+once. It is added only for threads that train, because a thread that writes a checkpoint in the background waits for its
+collectives while the step continues.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _UNKNOWN = int(UNSET["bool"])
 _strided = torch.strided
 _isfinite = math.isfinite
 
-MAX_SITES = 4  # maximum number of call sites with the same call in the same phase
+MAX_SITES = 4  # maximum number of call sites that are told apart for the same call in the same phase
 MAX_LISTED_SHAPES = 4
-MAX_DROPPED = 64  # maximum number of running calls whose handle the caller has dropped
+MAX_DROPPED = 64  # maximum number of running calls of which the caller has dropped the handle
 _NONE_I64 = int(UNSET["i64"])
 _NONE_I32 = int(UNSET["i32"])
 _monotonic_ns = time.monotonic_ns
@@ -74,10 +74,10 @@ class GroupCalls:
     __slots__ = ("_peers", "dimension", "host_timed", "label", "members", "next_seq")
 
     def __init__(self) -> None:
-        self.label = 0  # 0 until torch knows the members
+        self.label = 0  # number of the group's name; 0 until torch knows the members
         self.dimension = ""  # the mesh dimension over which gradients are reduced; "" for other groups
         self.members: Sequence[int] = ()
-        self.host_timed: set[str] = set()  # types of devices whose calls the host waits for, besides the CPU
+        self.host_timed: set[str] = set()  # types of devices, besides the CPU, on which the host waits for a call
         self.next_seq = itertools.count().__next__
         self._peers: dict[tuple[int, int], Iterator[int]] = {}
 
@@ -164,7 +164,8 @@ class Calls:
             self.complete(call.slot, end_ns, wait_ns)
 
     def note_end(self, call: Call, end_ns: int) -> None:
-        """Store the time at which `call` completed. Its record is finished once the wait is known, too."""
+        """Store the time at which `call` completed. The record of such a call is finished only when the wait is known,
+        too."""
         call.end_ns = end_ns
         self._tape.set(call.slot, "end_ns", end_ns)
 
@@ -172,7 +173,7 @@ class Calls:
         """Note that the handle of `call` was dropped: the record is completed when the call ends."""
         try:
             future = work.get_future()
-        except RuntimeError:  # this kind of call has no future: poll it at later calls
+        except RuntimeError:  # this kind of call has no future, so later calls poll whether it has completed
             self._dropped.append((call, work))
             self._poll_dropped()
             return
@@ -246,11 +247,12 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def holds_nonfinite(tensors: Sequence[torch.Tensor]) -> int:
-    """Return 1 if any of `tensors` holds NaN or Inf, else 0; UNSET for integers, sparse tensors and other devices.
+    """Return 1 if any of `tensors` holds NaN or Inf, and 0 if none does; UNSET for integers, sparse tensors and other
+    devices.
 
-    A sum that includes a NaN or Inf is never finite. So a finite sum, the fastest possible pass, clears a tensor; only
-    a sum that is not finite, which may also be an overflow, needs a second pass. (Measured at 4 MB of float32 on one
-    core: sum 59 us, aminmax 119 us, the maximum norm 2980 us.)
+    A sum that includes a NaN or Inf is never finite. So a finite sum shows that a tensor is finite, and a sum is the
+    fastest possible pass. Only if the sum is not finite, which an overflow may also cause, is a second pass needed.
+    (Measured at 4 MB of float32 on one core: sum 59 us, aminmax 119 us, the maximum norm 2980 us.)
     """
     found = _UNKNOWN
     for tensor in tensors:

@@ -36,7 +36,7 @@ _getframe = sys._getframe
 
 
 class Caller(NamedTuple):
-    """A known call site: `distance` frames up the stack, at this instruction. `number` is that of its name."""
+    """A known call site: `distance` frames up the stack, at this instruction. `number` is the number of its name."""
 
     distance: int
     code: CodeType

@@ -2,7 +2,7 @@
 
 probe = GroupProbe(recorder, check_nonfinite=True)
 probe.register(group)
-probe.label_new()                 # at the first call: torch knows the members only then
+probe.label_new()                 # before the first collective; torch does not know the members earlier
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class GroupProbe:
     def label_new(self) -> None:
         """Give each group made so far its label, in the order in which they were made.
 
-        Done at the first call, not in the constructor, because torch knows the members only when a group is ready.
+        The wrapper calls this before the first collective, not in its constructor, because torch does not know a
+        group's members until the group has been created.
         """
         waiting, self._unlabelled = self._unlabelled, []
         for reference in waiting:
@@ -68,12 +69,13 @@ class GroupProbe:
         label = self._write_event(group, members, "wrapper")
         group.calls.members = members
         kind = label.partition(":")[0]
-        # A one-dimensional mesh uses the world group, in which only reductions of the backward pass are gradients.
+        # A one-dimensional mesh reduces gradients in the world group. Other reductions there do no harm, because only
+        # reductions in the backward pass are taken for gradients.
         group.calls.dimension = kind if kind.startswith("dp_") or kind == "world" else ""
         group.calls.label = self.recorder.name(label)
 
     def announce_plain(self, group: Any, members: Sequence[int]) -> None:
-        """Announce a group that records nothing itself, after all groups made before it."""
+        """Announce a group of which no wrapper records the calls. Groups that were made earlier are announced first."""
         self.label_new()
         self._write_event(group, list(members), "nccl_plugin" if self._has_plugin else "nothing")
 

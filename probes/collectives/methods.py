@@ -13,7 +13,7 @@ __all__ = ["METHODS", "Method"]
 
 
 class Method(NamedTuple):
-    """A method of `ProcessGroup`: what it does, where its input is, whether it reduces."""
+    """A method of `ProcessGroup`: the operation, the argument with its input, and whether it is a reduction."""
 
     op: str
     input: int = 0  # index among the arguments; -1: none

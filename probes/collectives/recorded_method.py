@@ -2,9 +2,9 @@
 
 group.allreduce = recorded_method(probe, group.calls, plain.allreduce, METHODS["allreduce"])
 
-Up to torch 2.7 the options do not show whether a call is asynchronous, so this is read from a local variable of torch's
-function, which waits for any handle that is returned to it. A handle loses its Python methods when it passes to C++, so
-C++ callers get torch's own handle, and its future completes the record.
+Up to torch 2.7 the options of a call do not show whether it is asynchronous. So this is read from a local variable of
+torch's function, because that function waits for any handle that it gets. A handle loses its Python methods when it
+passes to C++. So C++ callers get torch's own handle, and the handle's future completes the record.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def recorded_method(
             peer = -1
             if peer_index >= 0:
                 is_async = _is_async_p2p(sys._getframe(1))
-                sync = False  # `send` and `recv` wait for the returned handle themselves
+                sync = False  # do not wait here: torch's `send` and `recv` wait for the returned handle
                 peer = group.members[args[peer_index]] if group.members else args[peer_index]
             else:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
@@ -74,7 +74,7 @@ def recorded_method(
             return real(*args, **kwargs)
         work = real(*args, **kwargs)
         if sync and work is not None:
-            work.wait()  # as the caller would do next
+            work.wait()  # waiting here changes nothing, because the caller would wait next
             if _HAS_ASYNC_OPTION:
                 work = None
         try:
@@ -95,7 +95,7 @@ def recorded_method(
 
 
 def _caller(distance: int = 2) -> FrameType | None:
-    """Torch's function that called the method; None if C++ did."""
+    """The function of torch that called the method; None if C++ called it."""
     try:
         frame = sys._getframe(distance)
     except ValueError:  # no Python caller: a thread of autograd
@@ -106,7 +106,7 @@ def _caller(distance: int = 2) -> FrameType | None:
 def _is_async_call(op: str) -> bool:
     caller = _caller(3)
     if caller is None:
-        return op != "broadcast"  # broadcast of DDP's buffers: C++ waits for it
+        return op != "broadcast"  # C++ called. It waits only for broadcasts, with which DDP sends its buffers
     return bool(caller.f_locals.get("async_op", False))
 
 

@@ -109,7 +109,7 @@ def training_is_here() -> None:
 
 def take_gradient_peaks() -> dict[str, float]:
     """Return and reset the largest absolute value of this rank's unreduced gradients, by mesh dimension; NaN if one was
-    not finite. Measured from the first call on."""
+    not finite. The time starts with the first call."""
     if _probe is None:
         return {}
     _probe.calls.measures_peaks = True
@@ -149,8 +149,8 @@ class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
             with failing_open("collectives.group"):
                 probe.register(self)
                 self._callbacks = probe.calls.callbacks
-                # Set on the instance, so that a call takes one look-up and creates no bound method. The wrappers hold
-                # no reference to the group.
+                # The wrappers are set on the instance, so that a call takes one look-up and creates no bound method.
+                # They hold no reference to the group.
                 for name, method in METHODS.items():
                     self.__dict__[name] = recorded_method(probe, self.calls, getattr(plain, name), method)
 
@@ -242,7 +242,7 @@ def _new_group(real: Callable[..., Any]) -> Callable[..., Any]:
     def new_group(group_size: int, group_rank: int, members: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         known = len(group_world().pg_map)
         made, store = real(group_size, group_rank, members, *args, **kwargs)
-        if store is None or len(group_world().pg_map) == known:  # not a member, or the group existed before
+        if store is None or len(group_world().pg_map) == known:  # this rank is no member, or the group existed already
             return made, store
         group = recorded_over(made)
         if group is made:
@@ -268,5 +268,4 @@ def _registered(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _MAKERS = {"_new_process_group_helper": _new_group, "_register_pg_in_world": _registered}
-"""Name of each torch function that makes groups (in the module that calls it) -> function that builds its
-replacement."""
+"""{name of a torch function that makes groups, in the module that calls it: function that builds the replacement}."""

@@ -11,5 +11,6 @@ __all__ = ["is_capturing"]
 
 
 def is_capturing() -> bool:
-    """Return True inside a capture; False without a device, whose driver is not touched."""
+    """Return True inside a capture of a CUDA graph. If CUDA is not initialised, return False and do not touch the
+    driver."""
     return bool(torch.cuda.is_initialized()) and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

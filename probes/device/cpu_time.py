@@ -74,7 +74,8 @@ class CoreTime:
             waited_ns - self._waited_ns if waited_ns != _NONE else _NONE,
             faults - self._faults,
         )
-        # kept for a step that begins now, unless the thread has changed or a read has failed
+        # The readings also serve as the start of a step that begins now, unless the thread has changed or reading has
+        # failed.
         if self._thread == threading.get_ident() and (waited_ns != _NONE or self._descriptor < 0):
             self._seconds, self._faults, self._waited_ns, self._read_ns = seconds, faults, waited_ns, _monotonic_ns()
         return use
@@ -94,7 +95,7 @@ class CoreTime:
         try:
             self._descriptor = moved_up(os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
-            self._descriptor = -1  # no Linux, or a kernel without it
+            self._descriptor = -1  # this is not Linux, or the kernel has no schedstat
 
     def _read_waited_ns(self) -> int:
         if self._descriptor < 0:

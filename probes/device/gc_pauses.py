@@ -23,7 +23,8 @@ class GcPauses:
         """Exception that a signal handler raised during a collection."""
         add = self._add_pauses()
         next(add)
-        # `max` turns the callback's two arguments into a call of `send` with each
+        # The collector calls the callback with two arguments. `max`, with `send` as its key function, passes each of
+        # them to the generator, without a Python function in between.
         self._callback = functools.partial(max, key=add.send)
         gc.callbacks.append(self._callback)
 
@@ -43,7 +44,7 @@ class GcPauses:
         while True:
             try:
                 while True:
-                    sent = yield 0  # "start" or "stop", then the dictionary that comes with it
+                    sent = yield 0  # the collector sends "start" or "stop", and then a dictionary with details
                     if sent == "start":
                         start_ns = time.monotonic_ns()
                     elif sent == "stop":

@@ -29,7 +29,7 @@ def record_replays(recorder: TapeRecorder) -> Callable[[], None]:
     graphs: Any = torch.cuda.CUDAGraph
     real = graphs.replay
     counts: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
-    totals: list[list[int]] = []  # includes graphs that have been deleted
+    totals: list[list[int]] = []  # counts of all graphs, also of those that have been deleted
 
     @functools.wraps(real)
     def replay(graph: Any) -> Any:
@@ -54,7 +54,7 @@ def record_replays(recorder: TapeRecorder) -> Callable[[], None]:
     recorder.at_close.append(write)
 
     def undo() -> None:
-        if graphs.replay is replay:  # else other code has wrapped it since, and still calls this wrapper
+        if graphs.replay is replay:  # otherwise other code has wrapped it since, and still calls this wrapper
             graphs.replay = real
 
     return undo

@@ -64,7 +64,7 @@ class AllocatorRetries:
         if new <= 0:
             return None
         sizes = {"allocated_bytes": "allocated_bytes.all.peak", "reserved_bytes": "reserved_bytes.all.current"}
-        # A custom allocator may not count these; missing does not mean 0 bytes.
+        # A custom allocator may lack these counts. A missing count is left out, because it does not mean 0 bytes.
         return {"num_retries": new} | {name: int(stats[key]) for name, key in sizes.items() if key in stats}
 
     def report(self, event: Callable[..., None]) -> None:

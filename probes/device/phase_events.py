@@ -7,8 +7,8 @@
     events.end(last_gap_column)                # True: `write` will be called for this step
 
 The intervals between stamps are phases, gaps before them, and waits inside either; they add up to the device time of
-the step. Stamps need no kernel, no copy and no synchronisation. If the device ran a stamp the moment its host enqueued
-it (lag 0), the device had been waiting for its host: the interval before the stamp is *late*.
+the step. Stamps need no kernel, no copy and no synchronisation. If the device ran a stamp as soon as its host had
+enqueued it (lag 0), the device had been waiting for its host. The interval before such a stamp is *late*.
 
 All steps of 100 ms and more are stamped, and every N-th of shorter ones, so that stamps cost a thousandth of the time.
 N is a power of two, so that ranks stamp the same steps. Nothing is recorded while a CUDA graph is captured: the events
@@ -56,8 +56,8 @@ _monotonic_ns = time.monotonic_ns
 
 
 class _Mark(NamedTuple):
-    """A stamp, which ends an interval. `column`: the interval's column (`_OF_PLACE`: that of the next phase border);
-    `is_wait`: the interval was a wait."""
+    """A stamp at the end of an interval. `column`: the interval's column (`_OF_PLACE`: the column of the next phase
+    border); `is_wait`: the interval was a wait."""
 
     column: int
     is_wait: bool
@@ -101,7 +101,7 @@ class StampedStep:
     """Number of steps that this one represents: one in `interval` is stamped."""
     duration_ns: int = 0
     places: dict[int, PlaceTime] = field(default_factory=dict)
-    """By column; their totals add up to the duration."""
+    """{column: its time}. The totals add up to the duration."""
     stalls: list[Stall] = field(default_factory=list)
 
 
@@ -170,7 +170,8 @@ class PhaseEvents:
         self._wait_depth = max(0, self._wait_depth - 1)
 
     def end(self, gap: int) -> object:
-        """End the step. Return True if its times will be written, `SKIPPED` if it has no stamps, False if lost."""
+        """End the step. Return True if the step's times will be written, `SKIPPED` if the step has no stamps, and False
+        if the times are lost."""
         self._mark(gap, is_wait=False)
         marks, self._current = self._current, None
         if marks is None:
@@ -249,7 +250,7 @@ class PhaseEvents:
             return
         try:
             event = self._pool.pop() if self._pool else self._new_event()
-            host_ns = _monotonic_ns()  # before the device can have run it
+            host_ns = _monotonic_ns()  # read before the event is enqueued, so the device cannot have reached it yet
             event.record()
         except Exception as error:
             self._is_broken, self._current = True, None

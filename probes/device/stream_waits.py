@@ -86,7 +86,7 @@ def _stamp_end_of_backward(stamps: PhaseEvents, roots: Any) -> None:
 
     def at_begin(_: Tensor) -> None:
         try:
-            # DDP queues its callback later, when all gradients are ready, so it runs after this one.
+            # DDP queues its own callback later, when all gradients are ready. So DDP's callback runs after this one.
             queue_callback(stamps.enter_wait)
         except Exception as error:
             record_error("stream_waits", error)

@@ -10,10 +10,10 @@
         optimizer.zero_grad()
 
 All ranks reach the same verdict through one small all-reduce per step, of the mean loss and the gradient norm. Copies
-of the state are kept in host memory, those of sharded tensors on their device. A copy is good once enough healthy steps
-have followed it. `probes.guard.decisions` limits the number of failures and prevents endless repetition. After a
-rollback the loop continues with its next batch, so it has made fewer updates than it has seen batches. The learning
-rate is left to the loop.
+of the state are kept in host memory, except copies of sharded tensors, which stay on the device. A copy is good once
+enough healthy steps have followed it. `probes.guard.decisions` limits the number of failures and prevents endless
+repetition. After a rollback the loop continues with its next batch, so it has made fewer updates than it has seen
+batches. The learning rate is left to the loop.
 """
 
 from __future__ import annotations
@@ -171,9 +171,9 @@ def guard(
 
     `state` returns the state to restore: any nesting of dicts and lists that hold tensors, such as state dicts. `load`
     takes such a state and restores it. Both are called on all ranks. The guard checks and clears the gradients of
-    `parameters`; the default is those of the models given to `rankscope.attach`, or found by `rankscope run` before the
-    first call of `refuses`. `interval` is the number of steps between copies. Raises RunStopped from `refuses` after
-    `max_rollbacks`, or earlier if failures follow each other without healthy steps in between.
+    `parameters`; the default is the parameters of the models that were given to `rankscope.attach`, or that `rankscope
+    run` found before the first call of `refuses`. `interval` is the number of steps between copies. Raises RunStopped
+    from `refuses` after `max_rollbacks`, or earlier if failures follow each other without healthy steps in between.
     """
     return LoopGuard(
         state, load, parameters=parameters, interval=max(1, interval), max_rollbacks=max_rollbacks, policy=policy

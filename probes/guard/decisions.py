@@ -34,7 +34,7 @@ __all__ = ["Decision", "Guard", "GuardPolicy", "RunStopped", "Verdict"]
 
 
 HISTORY = 4096
-"""Number of steps whose batches are remembered, because a window of skipped batches may begin before the step that a
+"""The batches of this many steps are remembered, because a window of skipped batches may begin before the step that a
 rollback restores."""
 
 
@@ -76,7 +76,7 @@ class Verdict:
     healthy_step: int = -1
     """For a corruption: newest state verified as healthy."""
     devices: tuple[str, ...] = ()
-    """For a corruption: devices whose state changed, if certain."""
+    """For a corruption: the devices on which the state changed, if that is certain."""
     ranks: tuple[int, ...] = ()
     """The ranks of `devices`."""
     loss: float = math.nan
@@ -151,7 +151,7 @@ class Guard:
             raise self._stop(f"recovery.max_rollbacks = {self.max_rollbacks} reached, then: {verdict.reason}")
         if verdict.kind == "corruption":
             return self._decide_corruption(verdict)
-        if is_transient and is_first_time:  # a good repetition clears the batch, unless it fails again
+        if is_transient and is_first_time:  # the replay was good, so keep the batch, unless it has failed before
             return Decision(batches=(), before_step=verdict.step, rate_scale=ledger.rate_at(verdict.step))
         window = policy.windows[ledger.failures - 1]
         before = list(self._taken)[-(window - 1) :] if window > 1 else []
@@ -176,7 +176,7 @@ class Guard:
         return Decision(batches=(), before_step=verdict.healthy_step + 1, rate_scale=ledger.rate_at(verdict.step))
 
     def on_rollback(self, step: int) -> None:
-        """Forget the steps after `step`, whose state has been restored."""
+        """Forget the steps after `step`, because the state of `step` has been restored."""
         self._corruption = None
         while self._taken and self._taken[-1][0] > step:
             self._taken.pop()

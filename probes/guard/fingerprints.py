@@ -58,7 +58,8 @@ class Reading:
 
 
 class FingerprintReader:
-    """Reads the same tensors repeatedly. Caches views of their memory; making these would take half of the time."""
+    """Reads the same tensors repeatedly. Caches views of the tensors' memory, because creating these views would take
+    half of the time."""
 
     def __init__(self) -> None:
         self._views: dict[str, tuple[int, int, Tensor, list[_WeightedChunk]]] = {}
@@ -87,7 +88,7 @@ class FingerprintReader:
         return Reading(list(tensors), parts)
 
     def _words(self, name: str, tensor: Tensor) -> tuple[Tensor, list[_WeightedChunk]]:
-        """A tensor's words; on a CPU also split into pieces, each paired with its weights."""
+        """A tensor's words. On a CPU they are also split into pieces, and each piece is paired with its weights."""
         address, nbytes = tensor.data_ptr(), tensor.nbytes
         known = self._views.get(name)
         if known is not None and known[:2] == (address, nbytes):

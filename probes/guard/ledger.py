@@ -41,7 +41,7 @@ class Ledger:
     """Last failed step of the incident."""
     rate_scale: float = 1.0
     rate_until_step: int = 0
-    """Last step whose learning rate is multiplied by `rate_scale`."""
+    """Last step in which the learning rate is multiplied by `rate_scale`."""
     good_step: int | None = None
     """Newest checkpoint on disk that was followed by enough healthy steps."""
     corruptions: dict[str, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Ledger:
     path: Path | None = None
 
     def next_batch(self, batch_index: int) -> int:
-        """The first batch from `batch_index` on that is not skipped."""
+        """The first batch that is not skipped, beginning with `batch_index`."""
         while batch_index in self.skipped:
             batch_index += 1
         return batch_index
@@ -90,7 +90,7 @@ class Ledger:
         content."""
         good = loaded["good_step"]
         rate_scale = float(loaded["rate_scale"])
-        if not 0.0 < rate_scale <= 1.0:  # it multiplies the learning rate: NaN would end the run
+        if not 0.0 < rate_scale <= 1.0:  # the learning rate is multiplied by it, so a NaN would ruin the run
             raise ValueError(f"not a valid learning-rate scale: {rate_scale}")
         return cls(
             skipped={int(batch): str(reason) for batch, reason in loaded["skipped"]},
@@ -138,7 +138,8 @@ def copy_of(path: Path) -> Path:
 
 
 _NOT_A_FILE = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
-"""Error numbers which prove that there is no regular file; any other error only means that it cannot be read now."""
+"""These error numbers prove that there is no regular file. Any other error only means that the file cannot be read now.
+"""
 
 
 def _read(path: Path) -> tuple[Ledger | None, str]:

@@ -21,7 +21,8 @@ MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 LEVEL_WINDOW = 9
-"""Clean steps whose median is the level; short, so that it follows the steep first descent."""
+"""The level is the median of this many clean steps. The window is short, so that the level follows the steep first
+descent."""
 HISTORY = 128
 """Clean deviations from the level that are kept (steps). Source: convention; a clean, bounded history."""
 
@@ -51,7 +52,7 @@ class SignedPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedJudgement:
-    """Deviation of a loss from its history; all NaN without one."""
+    """Deviation of a loss from its history. All fields are NaN if there is no history."""
 
     level: float = math.nan
     z: float = math.nan
@@ -97,7 +98,7 @@ class SignedLoss:
         level = median(values[-window:])
         rise = loss - level
         size = median(abs(value) for value in values)
-        if rise <= 0 or rise < policy.rise_ratio * size:  # the usual case: no spike, and the rest is expensive
+        if rise <= 0 or rise < policy.rise_ratio * size:  # usually so: no spike. The computation below is expensive
             return SignedJudgement(level=level, rise_ratio=rise / size if size else math.nan)
         deviations = [values[i] - median(values[i - window : i]) for i in range(window, len(values))]
         middle = median(deviations)

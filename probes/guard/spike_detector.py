@@ -67,9 +67,9 @@ class SpikePolicy:
     grad_rise_ratio: float = 0.5
     """Smallest rise of the gradient norm that counts as agreement; a strong pair with less is a hard batch."""
     broken_grad_rise_ratio: float = 7.0
-    """Rise of the gradient norm (8 times its level) that counts with any clear rise of the loss: with small batches the
-    noise of the loss hides a broken update, as in a run of 8 short sequences per step whose learning rate was 100 times
-    too high."""
+    """If the gradient norm rises by this ratio (to 8 times its level), any clear rise of the loss counts. With small
+    batches the noise of the loss hides a broken update: for example in a run of 8 short sequences per step, in which
+    the learning rate was 100 times too high."""
     broken_z: float = 2.5
     """Robust sigmas of the loss that count if the gradient norm is broken; clean losses reach this once in a hundred
     steps.
@@ -83,8 +83,7 @@ class SpikePolicy:
     deviation.
     """
     grad_spread_floor: float = 0.05
-    """Smallest assumed spread of the log gradient norm. It has its own floor, because it is noisier than the loss.
-    """
+    """Smallest assumed spread of the log gradient norm. It has its own floor, because it is noisier than the loss."""
     relearn_after: int = 64
     """Consecutive spike steps after which their level counts as the new normal (steps)."""
     signed: SignedPolicy = field(default_factory=SignedPolicy)
@@ -129,12 +128,12 @@ class _Series:
         self.floor = floor
 
     def rise(self, log_value: float) -> tuple[float, float]:
-        """Return (level, relative rise) of a value against the history; NaN without one."""
+        """Return (level, relative rise) of a value against the history; NaN without a history."""
         level = _median(self.levels) if self.levels else math.nan
         return level, math.expm1(min(log_value - level, 50.0)) if self.residuals else math.nan
 
     def z(self, log_value: float, level: float) -> float:
-        """Robust sigmas of a value against the history; NaN without one."""
+        """Robust sigmas of a value against the history; NaN without a history."""
         if not self.residuals:
             return math.nan
         middle = _median(self.residuals)
@@ -185,7 +184,7 @@ class SpikeDetector:
             grad_z = self._grad.z(log_grad, grad_level)
         warm = self._num_clean >= self.policy.warm_up_steps
         spike = warm and self._is_spike(loss_z, loss_rise, grad_z, grad_rise)
-        if spike and self._signed.num_signed:  # near zero the logarithm of a falling loss exaggerates
+        if spike and self._signed.num_signed:  # near zero, the logarithm exaggerates changes of a falling loss
             spike = self._signed.judge(loss).z >= self.policy.moderate_z
         usual = math.exp(level) if math.isfinite(level) else math.nan
         if spike and loss - usual < self.policy.least_descent_ratio * (self.highest_loss - usual):
@@ -244,10 +243,10 @@ class SpikeDetector:
         if self._num_clean < self.policy.warm_up_steps:
             return -math.inf, math.inf
         if self._signed.is_usual:
-            return math.inf, -math.inf  # empty: with signed losses, every loss has to be judged
+            return math.inf, -math.inf  # an empty interval, because losses that may be negative must all be judged
         if not self._loss.residuals:
             return 0.0, math.inf
-        # Slightly narrower, because the detector's logarithm and exponential round.
+        # The interval is made slightly narrower, because the detector's logarithm and exponential are rounded.
         return 0.0, math.exp(_median(self._loss.levels)) * (1.0 + self._least_rise) * (1.0 - 1e-9)
 
     def state_dict(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ __all__ = ["MemorySnapshots", "record_exception", "reduced"]
 MAX_BYTES = 32 << 20
 """Maximum size of a file before compression; about 5,000 blocks with full stacks take 10 MiB."""
 MAX_FRAMES = 24
-"""Innermost frames kept of each stack."""
+"""Maximum number of frames kept of each stack, the innermost ones."""
 MAX_TRACE = 2000
 """Maximum trace entries kept per device, newest first."""
 MAX_LINKS = 8
@@ -46,7 +46,7 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 <
 
 
 def record_exception(recorder: Recorder, error: BaseException) -> None:
-    """Record the exception that ends this rank; after an out-of-memory error also a memory snapshot."""
+    """Record the exception that ends this rank. After an out-of-memory error, write a memory snapshot as well."""
     recorder.event(event_kinds.EXCEPTION, **exception_fields(error), phase=recorder.phase_of(error))
     memory = getattr(recorder, "memory", None)
     if isinstance(memory, MemorySnapshots):
@@ -77,7 +77,7 @@ class MemorySnapshots:
             path = self._path()
             num_bytes = _save(reduced(snapshot), path)
             about = asdict(state)
-            # The error message has the allocator's counts at the failure, even if no trace was kept.
+            # The error message states the allocator's counts at the failure, even if no history was recorded.
             unused = _unused_bytes(str(failed))
             if unused is None and state.is_at_failure:
                 unused = max(0, state.reserved_bytes - state.allocated_bytes)
@@ -96,7 +96,7 @@ class MemorySnapshots:
 
 
 def reduced(snapshot: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The snapshot cut to a size: the newest of its traces, then the largest blocks with their stacks.
+    """Cut the snapshot to a size. The newest trace entries are kept first, then the largest blocks with their stacks.
 
     Small blocks lose their stacks first and are then left out; `left_out` counts both.
     """
@@ -108,7 +108,7 @@ def reduced(snapshot: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> dict[str
         for entry in reversed(trace[-MAX_TRACE:]):
             short = _short(entry)
             size = len(json.dumps(short, default=str))
-            if left - size < max_bytes // 2:  # the blocks get the other half
+            if left - size < max_bytes // 2:  # the other half of the space is for the blocks
                 break
             left -= size
             entries.append(short)

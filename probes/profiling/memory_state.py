@@ -5,10 +5,10 @@
     state.sites[0]                                  # Site(at="model/attention.py:88 in forward", bytes=..., blocks=64)
 
 A rank takes its snapshot after the exception has left the training loop, when unwinding has already freed blocks. The
-snapshot's trace lists these frees, so they are undone back to the failed allocation (`is_at_failure`). A snapshot whose
-trace lacks the failed allocation, for instance without a history, is used as it is.
+snapshot's trace lists these frees, so they are undone back to the failed allocation (`is_at_failure`). A snapshot is
+used as it is if its trace lacks the failed allocation, for instance because no history was recorded.
 
-The format is that of `torch.cuda.memory._snapshot`. Such a file may come from an untrusted source: values of a wrong
+The format is the one of `torch.cuda.memory._snapshot`. Such a file may come from an untrusted source: values of a wrong
 type are left out, and only ValueError is raised.
 """
 
@@ -58,7 +58,8 @@ class MemoryState:
     has_stacks: bool
     """True if any block in use has the stack that allocated it."""
     is_at_failure: bool
-    """True if this is the state at the failed allocation, not the later state in which the snapshot was taken."""
+    """True if this is the state at the failed allocation; False if it is the later state in which the snapshot was
+    taken."""
     requested_bytes: int | None
     """Bytes that the failed allocation requested; None if the snapshot has no failed one."""
     device_free_bytes: int | None
@@ -68,8 +69,8 @@ class MemoryState:
 
 
 def summarise(snapshot: Mapping[str, Any]) -> MemoryState:
-    """The state of the device on which an allocation failed last, else of the fullest. Raises ValueError if there is no
-    device."""
+    """The state of the device on which an allocation failed last; if none failed, of the fullest device. Raises
+    ValueError if there is no device."""
     segments = [segment for segment in _list(snapshot.get("segments")) if isinstance(segment, Mapping)]
     traces = [[entry for entry in _list(trace) if isinstance(entry, Mapping)]
               for trace in _list(snapshot.get("device_traces"))]  # fmt: skip
@@ -161,7 +162,8 @@ def _sites(live: Mapping[int, tuple[int, Frames]]) -> tuple[Site, ...]:
 
 
 def _user_line(frames: Frames) -> str:
-    """The innermost line outside of installed packages, else outside of torch, else of all; innermost come first."""
+    """The innermost line outside of installed packages. Without such a line, it is the innermost line outside of torch,
+    or else the innermost line of all. Innermost frames come first."""
     best, rank = "", 3
     for frame in frames:
         path = frame.get("filename") if isinstance(frame, Mapping) else None

@@ -79,7 +79,7 @@ class StepProfiler:
         self._poll_at = 0.0 if settings.on_request else float("inf")
         self._request: CaptureRequest | None = None
         self._trace: Any = None
-        self._captured_request: CaptureRequest | None = None  # the running capture's, if not scheduled
+        self._captured_request: CaptureRequest | None = None  # request of the running capture; None if scheduled
         self._left = self._first_step = 0
         self._until_s = 0.0
         self._writer: threading.Thread | None = None
@@ -94,7 +94,7 @@ class StepProfiler:
             self._drop(error)
 
     def after_step(self, number: int) -> None:
-        """Mark the end of a step, and end the capture with its last one."""
+        """Mark the end of a step. With the last step of a capture, end the capture."""
         if self._trace is None:
             return
         try:
@@ -130,7 +130,7 @@ class StepProfiler:
         from .trace import Trace
 
         settings = self._settings
-        with self._recorder.span(SPAN):  # the first one on a GPU takes seconds
+        with self._recorder.span(SPAN):  # starting the first capture on a GPU takes seconds
             self._trace = Trace(
                 on_cuda=self._on_cuda, record_shapes=settings.record_shapes, with_stack=settings.with_stack
             )
@@ -189,7 +189,8 @@ class StepProfiler:
 
 
 class TraceFiles:
-    """The trace files of one rank. Each rank removes only its own, so no two processes race."""
+    """The trace files of one rank. Each rank removes only its own traces, so that no two processes remove the same
+    file."""
 
     def __init__(self, run: RunDir, *, attempt: int, rank: int, budget_bytes: int) -> None:
         self._root, self._attempt, self._rank = run.path, attempt, rank
@@ -197,8 +198,8 @@ class TraceFiles:
         self._num_named: Counter[str] = Counter()
 
     def new_path(self, first_step: int, last_step: int, *, requested: bool) -> Path:
-        """Path of a new trace, whose folder is created. A step that is repeated after a rollback gets a separate
-        trace."""
+        """Create the folder of a new trace, and return the trace's path. A step that is repeated after a rollback gets
+        a separate trace."""
         folder = self._root / "traces" / f"attempt-{self._attempt}"
         folder.mkdir(parents=True, exist_ok=True)
         kind = "requested" if requested else "scheduled"

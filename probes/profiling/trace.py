@@ -25,7 +25,7 @@ __all__ = ["Trace"]
 
 
 class Trace:
-    """Records from construction on. Raises RuntimeError if another profiler runs in this process."""
+    """Records as soon as it is constructed. Raises RuntimeError if another profiler runs in this process."""
 
     def __init__(self, *, on_cuda: bool, record_shapes: bool = False, with_stack: bool = False) -> None:
         if is_profiler_enabled():

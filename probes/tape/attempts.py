@@ -108,7 +108,7 @@ def rank_is_gone(events: Path) -> bool | None:
 
 
 def pids_of_rank(events: Path) -> list[int]:
-    """Pids in a rank's events: the last one is the rank's, earlier ones are those of processes that started it."""
+    """Pids in a rank's events. The last one is the rank's; earlier ones are of processes that started it."""
     found, _, _ = read_events(events)
     return [event["pid"] for event in found if event["kind"] == RANK and isinstance(event.get("pid"), int)]
 

@@ -34,8 +34,8 @@ def dump_path(run: RunDir, attempt: int, rank: int) -> Path:
 
 def offer_dump_pipe(run: RunDir, attempt: int) -> bool:
     """Configure torch to create a pipe, with its dumps next to it; returns False if that would not work or the user has
-    configured it already. If torch cannot create the pipe it raises in its own thread and ends the process, so a trial
-    pipe is created first.
+    configured it already. If torch cannot create the pipe, it raises an error in a thread of its own, and the process
+    ends. So a trial pipe is created first.
     """
     if os.environ.get(PIPE) or any(os.environ.get(name) for name in _DUMP_NAMES):
         return False

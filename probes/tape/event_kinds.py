@@ -25,7 +25,7 @@ __all__ = ["COMMON_FIELDS", "EVENT_KINDS", "EventKind", "unknown_fields"]
 
 
 COMMON_FIELDS = ("wall_ns", "mono_ns", "attempt", "rank", "kind", "step")
-"""Fields of every event, besides those of its kind."""
+"""Fields that every event has, besides the fields of its kind."""
 
 _kinds: dict[str, EventKind] = {}
 EVENT_KINDS: Mapping[str, EventKind] = MappingProxyType(_kinds)

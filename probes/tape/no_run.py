@@ -38,7 +38,8 @@ def no_run_at(missing: Path, but: str = "") -> str:
 
 
 def _where_else(missing: Path) -> str:
-    """Suggest where the runs are: next to `missing` if its folder exists, else name the missing folder."""
+    """Suggest where the runs are: next to `missing`, if the folder that contains it exists. Otherwise name the missing
+    folder."""
     if missing.name == "latest":
         return _MADE
     folder = missing.parent

@@ -95,8 +95,8 @@ def note_module(name: str) -> None:
 
 
 def package_of_program() -> str:
-    """Folder of the top-level package of a program that was run as a module; empty for a script. Its frames count as
-    the user's, even if it is installed like any package.
+    """Folder of the top-level package of a program that was run as a module; empty for a script. The script's frames
+    count as the user's code, even if the script is installed like a package.
     """
     with contextlib.suppress(Exception):
         spec = getattr(sys.modules.get("__main__"), "__spec__", None)

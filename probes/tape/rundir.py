@@ -203,7 +203,7 @@ class RunDir:
             yield folder / "events.jsonl"
 
     def _folders(self, pattern: str) -> list[Path]:
-        """Folders of the tapes without links, which may lead out of the run."""
+        """Folders with the ranks' record files. Links are left out, because they may lead out of the run."""
         if folder_problem(self.tapes):
             return []
         return sorted(path for path in self.tapes.glob(pattern) if path.is_dir() and not path.is_symlink())
@@ -245,7 +245,8 @@ class RunDir:
     def manifest(self) -> dict[str, Any]:
         """`run.json`; an empty dict if it is missing or unreadable, because a dead run must still be readable.
 
-        `problems` says why it is empty. `run_id` is the folder's present name, also if it was copied or renamed.
+        `problems` says why it is empty. `run_id` is the present name of the folder, even if the folder was copied or
+        renamed.
         """
         found = {key: value for key, value in self._read("run.json").items() if key != _DIGEST}
         return found and found | {"run_id": self.run_id}

@@ -172,7 +172,7 @@ def _problem(root: Path, entry: _Entry) -> str:
 
 def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | None:
     """State of a file, or None for an empty tape. `limit`: the part of the file that counts. None: the whole file
-    without unfinished records; a negative extent: the whole file with them.
+    without unfinished records. A negative extent: the whole file with the unfinished records.
     """
     path = root / name
     if not name.endswith(".tape"):

@@ -27,13 +27,13 @@ MAIN_THREAD_SIGNAL: int = signal.SIGRTMIN + 9
 
 
 def stack_path(run: RunDir, attempt: int, rank: int) -> Path:
-    """The file to which a rank's stacks are appended. Processes without this file get no signal, which would end
-    them."""
+    """The file to which a rank's stacks are appended. Processes without this file get no signal, because the signal
+    would end them."""
     return run.stacks / f"attempt-{attempt}-rank-{rank:05d}.txt"
 
 
 def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
-    """Let this process write its stacks when `watch` asks; returns the function that undoes this.
+    """Let this process write its stacks when `watch` asks for them. Returns a function that undoes this.
 
     A user's handler for one of the signals, or a `faulthandler` that the user has enabled, is left alone.
     """

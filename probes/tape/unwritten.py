@@ -1,4 +1,5 @@
-"""Events that could not be written to their file, kept in the user's temporary folder until they can.
+"""Events that could not be written to their file. They are kept in the user's temporary folder until the file can be
+written.
 
     path = save_unwritten(events_path, lines)     # by a process at its end
     restore_unwritten([events_path, ...])         # by the next launch and by readers
@@ -26,8 +27,9 @@ MAX_UNWRITTEN_BYTES = 4 << 20
 
 
 def missing_newline(fd: int) -> bytes:
-    """Return the bytes to write before an appended line: a newline if the file's last line is torn (by a full disk, a
-    kill or a power cut), because the new line would otherwise become part of it; else nothing.
+    """Return the bytes to write before an appended line. If the file's last line is torn (by a full disk, a kill or a
+    power cut), this is a newline, because the new line would otherwise become part of the torn one. In all other cases
+    it is nothing.
     """
     size = os.fstat(fd).st_size
     return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
@@ -96,7 +98,8 @@ def _place(events: Path) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Return True for a folder that only this user can access; in the temporary folder any user can create one."""
+    """Return True if only this user can access the folder. This is checked because any user can create folders in the
+    temporary folder."""
     try:
         found = folder.lstat()
     except OSError:

@@ -125,7 +125,8 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     facts["also_read"] = [part.run.get("run_id") for part in parts[1:]]
     of_runs = [finding for part in parts[: len(runs)] for finding in part.findings]
     of_files = [finding for part in parts[len(runs) :] for finding in part.findings]
-    # ids are unique within one run only: a finding may be closed in one run, and open under the same id in another
+    # Findings have ids that are unique only within a run. With several runs, a finding that is closed in one may have
+    # the same id as an open one of another.
     closed = parts[0].closed if len(runs) == 1 else {}
     return conclude(join_recorded(of_runs, of_files), facts, closed=closed), None
 

@@ -43,9 +43,9 @@ def compare(
             "--fail-on",
             metavar="slower[:PERCENT]|loss|findings|critical",
             help="Condition for exit code 1; repeatable. slower: the second run is slower, with the whole 95 % "
-            "interval above PERCENT (5). loss: its loss is higher by more than the noise, or ends as NaN and the "
-            "first's does not. findings: it has a finding that the first lacks. critical: one of these is critical. "
-            "With too few steps to tell, slower and loss are met.",
+            "interval above PERCENT (5). loss: its loss is higher by more than the noise, or only its loss ends as "
+            "NaN. findings: it has a finding that the first lacks. critical: one of these is critical. With too few "
+            "steps to tell, slower and loss also give exit code 1.",
         ),
     ] = None,
 ) -> None:
@@ -105,7 +105,8 @@ def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None
         sides = []
         for path in runs:
             folder = RunDir.open(path)
-            store, diagnosis = stores.enter_context(diagnosed_run(folder))  # a live run must not be diagnosed as dead
+            # `diagnosed_run` knows whether the run is live; a plain diagnosis would call a live run dead.
+            store, diagnosis = stores.enter_context(diagnosed_run(folder))
             sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
         if len(sides) == 2:
             comparison = compare_sides(sides[0], sides[1])

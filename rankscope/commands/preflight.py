@@ -87,7 +87,7 @@ def preflight(
     from trainer.preflight.verdict.policy import PreflightPolicy
 
     if CODE_FILE in os.environ:
-        signal_at_parent_death(signal.SIGKILL)  # the launcher, which is killed if the command gets a signal
+        signal_at_parent_death(signal.SIGKILL)  # the launcher is the parent, and is killed if the command gets a signal
     try:
         place = join(timeout_s)
     except JoinError as error:

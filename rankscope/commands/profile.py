@@ -108,7 +108,7 @@ def _wait(
                         found[rank] = event.get("path")
             if len(found) == len(request.ranks):
                 return found
-            if has_ended or time.monotonic() > deadline:  # read once more after the end
+            if has_ended or time.monotonic() > deadline:  # the traces were read once more after the run had ended
                 break
             tapes.poll()
             has_ended = tapes.is_over

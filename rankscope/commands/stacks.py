@@ -1,4 +1,5 @@
-"""`rankscope stacks`: Python stacks of a hung job's processes, grouped; also for jobs that were not recorded."""
+"""`rankscope stacks`: Python stacks of a hung job's processes, grouped. This works for jobs that were not recorded,
+too."""
 
 from __future__ import annotations
 

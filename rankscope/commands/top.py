@@ -66,7 +66,7 @@ def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None
     from rich.text import Text
 
     keys = Text("Press q to quit.", style="dim")
-    with screen.status("Reading the run…"):  # takes minutes for an ended run with many ranks
+    with screen.status("Reading the run…"):  # reading takes minutes for a run with many ranks that has ended
         drawn = _rank_screen(folder, screen, name)
     try:
         with (

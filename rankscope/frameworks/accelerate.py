@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate.tracking import GeneralTracker
 from torch import Tensor
 
-if TYPE_CHECKING:  # type checkers know the packages only by their short names
+if TYPE_CHECKING:  # type checkers find `probes`, not its alias `rankscope.probes`, which exists only at run time
     from probes.attach.attach import Attached
     from probes.attach.auto_attach import auto_attach
     from probes.tape import event_kinds

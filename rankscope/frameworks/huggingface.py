@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-if TYPE_CHECKING:  # type checkers know the packages only by their short names
+if TYPE_CHECKING:  # type checkers find `probes`, not its alias `rankscope.probes`, which exists only at run time
     from probes.attach.attach import Attached
     from probes.attach.auto_attach import auto_attach
     from probes.tape import event_kinds
@@ -34,8 +34,8 @@ class RankscopeCallback(TrainerCallback):
         self._tokens_before = 0
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """With several ranks, attach now, so that the process group is recorded before the Trainer wraps the model with
-        it.
+        """With several ranks, attach now: afterwards the Trainer wraps the model in DDP or FSDP, and the process group
+        must be recorded before that.
         """
         if args.world_size > 1:
             self._attach(args)

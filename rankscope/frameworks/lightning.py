@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-if TYPE_CHECKING:  # type checkers know the packages only by their short names
+if TYPE_CHECKING:  # type checkers find `probes`, not its alias `rankscope.probes`, which exists only at run time
     from probes.attach.attach import Attached
     from probes.attach.auto_attach import auto_attach
     from probes.profiling.memory_snapshots import record_exception

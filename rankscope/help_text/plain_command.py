@@ -142,7 +142,7 @@ def _type(param: Any, ctx: Any) -> str:
 
 
 def _text(param: Any, ctx: Any) -> str:
-    """The help of an option, with its default if it has one."""
+    """The help of an option, with the default value if the option has one."""
     text = _one_line(param.help or "")
     choices = [] if param.metavar else _choices(param, ctx)
     if choices and placeholder(param, ctx) == "NAME":

@@ -49,7 +49,7 @@ class Tools:
                 state = run.state
                 about = {"state": state.word, "reason": state.reason, "step": state.step}
                 found.append({"run": name, **about, "world_size": run.manifest.get("world_size")})
-            except ValueError as error:  # a damaged run must not hide the others
+            except ValueError as error:  # this run is damaged; list the others all the same
                 found.append({"run": name, "error": str(error)})
         files = self._files()
         answer: dict[str, Any] = {"runs": found, "files": files[:MAX_FILES]}
@@ -109,7 +109,7 @@ class Tools:
         """
         from store.sql.process import ask
 
-        self._run(run)  # raises if it is not a run
+        self._run(run)  # raises an error if there is no such run
         answer = ask(self._folder.open(run), statement, max_rows=MAX_ROWS, limit_s=LIMIT_S)
         found: dict[str, Any] = {
             "columns": list(distinct_names(answer.names)),

@@ -63,7 +63,7 @@ class _Received:
                 timer.daemon = True
                 timer.start()
                 return
-            except _EndRequest:  # arrived within this function, where its exception would be ignored, too
+            except _EndRequest:  # the signal arrived within this function, where Python ignores exceptions, too
                 continue
 
     def leave(self) -> None:
@@ -90,7 +90,7 @@ def run_to_signal(command: Callable[[], Result]) -> Result:
     os.register_at_fork(after_in_child=received.leave)
     try:
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and _is_in_foreground():
-            # a script started it with SIGINT ignored, but it is in the terminal's foreground
+            # A shell script started this process with SIGINT ignored, although it is in the terminal's foreground.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, received.interrupt)
@@ -107,6 +107,6 @@ def run_to_signal(command: Callable[[], Result]) -> Result:
     finally:
         received.leave()
         sys.unraisablehook = received.report_ignored
-    if received.number:  # overrides the exit code of Ctrl-C or of a normal end
+    if received.number:  # exit with the code for this signal, even after a KeyboardInterrupt or a normal end
         raise SystemExit(128 + received.number)
     return result

@@ -42,11 +42,12 @@ def lost_output(error: OSError | None = None) -> str:
         return ""
     try:
         sys.stdout.flush()
-        # unbuffered output is lost: only another write shows whether the error was standard output's
+        # If standard output is unbuffered, a failed write leaves nothing to flush, so `flush` succeeds. Only another
+        # write shows whether the error came from standard output.
         if error is not None:
             os.write(1, b"\n")
     except OSError as found:
-        if found.errno not in _ERRNOS:  # such as a reader that closed the pipe
+        if found.errno not in _ERRNOS:  # for example EPIPE, because the reader has closed the pipe
             return ""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)

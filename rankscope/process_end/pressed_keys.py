@@ -31,7 +31,7 @@ def pressed_keys() -> Iterator[Callable[[float], bool]]:
     try:
         keyboard = sys.stdin.fileno()
         before = termios.tcgetattr(keyboard)
-    except (OSError, ValueError, termios.error):  # closed, a pipe, or no descriptor at all
+    except (OSError, ValueError, termios.error):  # standard input is closed, is a pipe, or has no descriptor
         yield _wait
         return
     if _is_background(keyboard):  # a background process is stopped if it changes the terminal

@@ -146,7 +146,7 @@ def _compare() -> dict[str, Any]:
     point["properties"]["lost_to"] = STRING | {"description": "largest part of a step besides training"}
     point["required"].append("lost_to")
     scaling = obj(kind={"enum": ["strong", "weak", "mixed"]}, points=array(point))
-    two_runs["properties"]["scaling"] = scaling  # for runs with different numbers of ranks
+    two_runs["properties"]["scaling"] = scaling  # present if the runs have different numbers of ranks
     return any_of(two_runs, obj(scaling=scaling))
 
 
@@ -225,7 +225,7 @@ def _plan() -> dict[str, Any]:
         ),
     )["properties"]  # fmt: skip
     found = obj(hardware={"type": "object"}, **expected, warnings=_TEXTS)
-    found["properties"] |= {  # not with --no-ladder
+    found["properties"] |= {  # absent with --no-ladder
         "layouts": array(obj(name=STRING, set=_TEXTS, **expected)),
         "impossible": array(obj(name=STRING, why=STRING)),
         "would_fit": _TEXTS,

@@ -28,7 +28,7 @@ def array(items: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_name(values: dict[str, Any], description: str) -> dict[str, Any]:
-    """Schema of an object whose keys are names."""
+    """Schema of an object with arbitrary names as keys."""
     return {"type": "object", "additionalProperties": values, "description": description}
 
 

@@ -25,10 +25,10 @@ __all__ = ["PARTS_SQL", "make_global_norms"]
 
 PREFIX = "grad_norm_part "
 LOGGED = "measured_grad_norm"
-"""Name of the scalar with the measured norm, if the loop also logs a norm."""
+"""Name of the scalar for the measured norm. It is used if the loop also logs a norm itself."""
 _SAMPLE_STEPS = 32
 """Number of first steps examined to recognise a manually sharded model. Source: a few suffice and are read quickly."""
-_SAME = "round(ln(greatest(total, 1e-300)), 5)"  # equal up to rounding
+_SAME = "round(ln(greatest(total, 1e-300)), 5)"  # equal for totals that differ only by rounding errors
 
 PARTS_SQL = f"""
 SELECT attempt, step, CASE WHEN isinf(p) THEN max(total) ELSE pow(sum(total), 1 / p) END AS grad_norm FROM (
@@ -63,7 +63,8 @@ SELECT attempt, step, sum(total) AS total FROM (
     WHERE attempt IN (SELECT unnest(?::BIGINT[])) AND isfinite(grad_norm))
 GROUP BY attempt, step
 """
-# From per-parameter gradients: the sum over ranks with different norms, and the sum that counts each parameter once.
+# Computes two sums from the gradient norms of parameters: over the ranks whose norms differ, and with each parameter
+# counted once.
 _COMMON_SQL = f"""
 WITH own AS (
     SELECT attempt, step, rank, parameter, norm * norm AS total FROM gradients
@@ -82,8 +83,8 @@ WHERE ranks.total > 0
 
 
 def make_global_norms(connection: DuckDBPyConnection) -> bool:
-    """Create the table `global_norms` from the views of a run. Returns False, without a table, if every rank has global
-    norms.
+    """Create the table `global_norms` from the views of a run. Returns False and creates no table if every rank has
+    global norms.
     """
     has_parts = connection.execute(f"SELECT 1 FROM scalars WHERE starts_with(name, '{PREFIX}') LIMIT 1").fetchone()
     by_hand = {attempt for (attempt,) in connection.execute(_BY_HAND_SQL).fetchall()}

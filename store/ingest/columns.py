@@ -110,8 +110,8 @@ def _values(part: SegmentRecords, column: Column) -> npt.NDArray[Any]:
         unset = raw.view(np.uint64) == UNSET_F64_BITS  # compare bits, so that a loss that is NaN stays NaN
     else:
         unset = raw == UNSET[column.type]
-        # Values that no clock or counter can reach are treated as not recorded, since sums would overflow. Checksums
-        # have no unit and may use all 64 bits.
+        # A value that no clock or counter can reach counts as not recorded, because sums would overflow. Only columns
+        # with a unit are checked: checksums have none and may use all 64 bits.
         if column.type == "i64" and column.unit:
             unset |= (raw > _MAX_RECORDED) | (raw < -_MAX_RECORDED)
     values = raw
@@ -203,7 +203,7 @@ def _array(values: list[Any], kind: str) -> npt.NDArray[Any]:
 
 
 def _integer(value: Any, limit: int = _I64_MAX) -> int | None:
-    """The value if it is a whole number below `limit`, else None. NaN and Inf differ from their `value // 1`."""
+    """The value if it is a whole number below `limit`, otherwise None. NaN and Inf differ from their `value // 1`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1:
         return None
     return int(value) if -limit <= value < limit else None

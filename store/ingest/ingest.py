@@ -57,8 +57,8 @@ __all__ = ["Ingester", "TickResult"]
 logger = logging.getLogger("rankscope.store")
 MAX_REASON_CHARS = 300
 MAX_WAIT_S = 8.0
-"""Readers may keep the file open nearly all the time. After each tick that could not open it, the next one waits twice
-as long, up to this limit (seconds).
+"""Readers may keep the file open nearly all the time. If a tick could not open the store, the wait for the next tick is
+doubled, up to this limit (seconds).
 """
 TICK_BYTES = 256 << 20  # tape bytes per transaction: bounds memory, and the work lost by a kill
 
@@ -120,7 +120,7 @@ class Ingester(Closing):
         self._num_busy = 0  # number of consecutive ticks that found the file in use
         self._dictionary = Dictionary()
         self._name_books: dict[str, NameBook] = {}
-        self._pending_problem = ""  # why the store is rebuilt; recorded in the new one
+        self._pending_problem = ""  # the reason for rebuilding the store, to be recorded in the new store
 
     def close(self) -> None:
         """Release the writer lock."""
@@ -136,7 +136,8 @@ class Ingester(Closing):
             self._lock.mark_ingested(wall_ns)
 
     def tick(self, *, thorough: bool = False) -> TickResult:
-        """Bring the store up to date. `thorough`: search tapes to their ends, for runs whose writers have exited.
+        """Bring the store up to date. `thorough`: search the ranks' files to their ends. This is for runs in which the
+        writers have exited.
 
         Raises StoreError if the store cannot be written (full disk, no permission); the next tick retries.
         """
@@ -196,7 +197,7 @@ class Ingester(Closing):
         try:
             with self._file.opened(wait_s=self._tick_wait_s) as connection:
                 if known_store(connection, self.path) != (self._state.store_id, self._state.generation):
-                    return {}  # another process wrote the store: the next tick reads its positions
+                    return {}  # another process has written the store; the next tick reads the new read positions
                 fold_calls(connection, before_ns)
         except duckdb.Error as error:
             raise as_store_error(error, self.path) from error

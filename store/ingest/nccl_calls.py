@@ -4,9 +4,10 @@
     derived.take(batch)                    # complete calls, as they go into nccl_calls
     derived.finish(once_open, still_open)  # after all rows of the tick are in the store
 
-A call is a temporary row while it is in flight, and a permanent one once its kernel has ended. Calls whose end is never
-recorded (copy engines, NCCL before 2.26, communicators destroyed early) are kept in `nccl_calls` only: as rows without
-an end they would look in flight. Calls of groups that the Python wrapper records are also kept there only.
+A call is a temporary row while it is in flight, and a permanent one once its kernel has ended. Some calls never get a
+recorded end (copy engines, NCCL before 2.26, communicators destroyed early). They are kept in `nccl_calls` only,
+because as rows without an end they would look in flight. Calls of groups that the Python wrapper records are also kept
+there only.
 
 A communicator gets the label of its process group (`groups_of_communicators`), stored in table `nccl_groups`. Step and
 phase are those in which the host enqueued the call. For a call in flight, `issue_ns` is the time at which the host
@@ -58,7 +59,7 @@ _DTYPES = {
     "ncclFloat8e5m2": ("float8_e5m2", 1),
 }
 _PER_RANK = ("ReduceScatter", "AlltoAll", "Scatter")
-"""Operations whose count is per rank, while their input holds that many elements for each rank."""
+"""Operations in which NCCL's count is per rank, while the input holds that many elements for each rank."""
 
 # Steps and spans that can contain a call of this tick: the last one that began before the first call, and all later
 # ones.
@@ -124,7 +125,8 @@ class NcclCalls:
     def finish(self, once_open: Sequence[str], still_open: Sequence[str]) -> int:
         """Append rows for complete calls, and replace the rows of calls in flight. Returns the number of appended rows.
 
-        `once_open`: segments whose stored open calls are out of date; `still_open`: segments that have open calls now.
+        `once_open`: segments of which the stored open calls are out of date; `still_open`: segments that have open
+        calls now.
         """
         connection = self._connection
         for paths in (once_open, still_open):
@@ -155,7 +157,7 @@ class NcclCalls:
 
 
 def _describe_groups(connection: DuckDBPyConnection) -> None:
-    """Rewrite table `nccl_groups`, and the temporary table of the communicators whose calls become rows."""
+    """Rewrite table `nccl_groups`, and the temporary table of the communicators of which the calls become rows."""
     rows = connection.execute(
         "SELECT attempt, rank, communicator, comm_hash, comm_name, num_ranks, comm_rank, created_ns, "
         "finalized_ns IS NULL FROM nccl_communicators ORDER BY attempt, rank, communicator"

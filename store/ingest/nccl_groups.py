@@ -3,11 +3,11 @@
     for communicator, label, members, is_from_plugin in groups_of_communicators(communicators, groups):
         ...
 
-Torch names communicators only in some versions, and creates them with the group or at its first call. So, for each
-communicator:
+Torch names communicators only in some versions, and creates them with the group or at its first call. For these reasons
+a communicator is matched as follows:
 
-1. Candidates are the groups of its rank that have the communicator's size and the rank at the same index; other ranks
-   that report the same hash must also be at their index in the candidate.
+1. Candidates are the groups of the communicator's rank that have as many members as the communicator. Every rank that
+   reports the communicator's hash must have the same index in the group as in the communicator.
 2. A candidate with the communicator's name is the match.
 3. Otherwise, candidates and communicators with equal members are paired in order of creation.
 4. Without a candidate (a program without torch, a communicator of a library) the label is composed of the

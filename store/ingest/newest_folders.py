@@ -22,7 +22,7 @@ PROGRESS_TABLES = frozenset({"steps", "spans", "collectives", "nccl_communicator
 
 @dataclass(slots=True)
 class NewestFolders(NodeFolders):
-    """The folders of one node in the newest attempt of the run; with `all_nodes`, also of the other nodes."""
+    """The folders of one node in the newest attempt of the run; with `all_nodes`, the folders of all nodes."""
 
     since: int | None = None
     """The first attempt that is read; None: the newest alone."""
@@ -32,7 +32,7 @@ class NewestFolders(NodeFolders):
 
     @property
     def attempt(self) -> int:
-        """The newest attempt in which a rank of any node has a folder; 0 without one."""
+        """The newest attempt in which a rank of any node has a folder; 0 if there is no such folder."""
         return max((folder.attempt for folder in self._folders if not folder.is_node), default=0)
 
     @property

@@ -76,9 +76,9 @@ class NodeFolders:
         found = []
         for path in folder.path.iterdir():
             match = _SEGMENT_NAME.fullmatch(path.name)
-            if match and match[1] in TABLES:  # opening it reports what is not a regular file
+            if match and match[1] in TABLES:  # the path may be no regular file; this is reported when it is opened
                 found.append((match[1], int(match[2]), f"{folder.name}/{path.name}"))
-        # Steps first: when a step is read as ended, its other records have been written and are read next.
+        # Read steps first. If a step is read as ended, its other records have already been written, and are read next.
         found.sort(key=lambda file: (file[0] != "steps", file))
         self._listings[folder.name] = (-1 if _is_fresh(changed) else changed, found)
         return found
@@ -88,7 +88,7 @@ class NodeFolders:
         if known is None:
             node = node_of(folder)
             if node is None:
-                return False  # nothing written yet
+                return False  # the rank has written nothing yet, so its node is unknown
             known = self._owned[folder.name] = node == self.node_rank
         return known
 

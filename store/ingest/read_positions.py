@@ -22,8 +22,8 @@ __all__ = ["EventPosition", "ReadState", "SegmentPosition", "load", "save", "tex
 class SegmentPosition:
     """Read position in one tape segment.
 
-    Records below `next_place` are in the store, except the `pending` ones, which were still open, or claimed and not
-    written, when last read. `open_digest` shows whether open records in the store still match the tape. `done`: the
+    Records below `next_place` are in the store, except the `pending` ones: when last read, these were still open, or
+    claimed and not written. `open_digest` shows whether open records in the store still match the tape. `done`: the
     segment is complete.
     """
 
@@ -73,7 +73,7 @@ class ReadState:
 
 
 def load(connection: DuckDBPyConnection, schema: str = "main") -> ReadState:
-    """Load the read state of a store, whose tables are in `schema`."""
+    """Load the read state of a store. `schema`: the database schema that holds its tables."""
 
     def rows(text: str) -> list[tuple[Any, ...]]:
         return connection.execute(text.format(schema)).fetchall()

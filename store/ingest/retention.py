@@ -5,9 +5,9 @@
 
 1. Calls of steps that ended before the cutoff become one row per step, group and operation in `collective_totals`.
    Every `KEPT_STEPS`-th step keeps its calls, so that analyses of calls cover the whole run.
-2. A segment may be removed once all of it is in the store and the next segment was begun before the cutoff. Records
-   that its writer left open stay open in the store. A damaged segment is kept. The store keeps the calls of the newest
-   steps and all open records unchanged.
+2. A segment may be removed if all of it is in the store and the next segment was begun before the cutoff. Records that
+   its writer left open stay open in the store. A damaged segment is kept. The store keeps the calls of the newest steps
+   and all open records unchanged.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def retirable(run: RunDir, folders: NodeFolders, state: ReadState, before_ns: in
     for folder in folders.all():
         for (table, _, path), (next_table, _, next_path) in pairwise(folders.segments(folder)):
             position = state.segments.get(path)
-            # A record still open two segments later stays open, also in the store. A damaged tape is kept as evidence.
+            # A segment can go once it is read to its end: a record that is still open two segments later stays open in
+            # the store, too. A damaged file is kept as evidence.
             if next_table != table or position is None or not position.done or path in state.problems:
                 continue
             try:

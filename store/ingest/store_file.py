@@ -24,8 +24,8 @@ __all__ = ["create", "identity_of", "known_store", "load_read_only", "remember"]
 
 MAX_REMEMBERED = 64
 _remembered: OrderedDict[tuple[object, ...], ReadState] = OrderedDict()
-"""Cached read states of unchanged files, because loading one takes a quarter of the time for opening a small run's
-store.
+"""Cached read states of unchanged files. Loading a read state takes a quarter of the time in which the store of a small
+run is opened.
 """
 
 

@@ -37,8 +37,8 @@ FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; one
 CHECKSUM = "#checksum"
 """Suffix of the path of a problem found by the node's checksum index."""
 NO_INDEX = "is gone: the records could not be checked for loss or alteration"
-OLD_ATTEMPT_TICKS = 16  # tapes of attempts before the newest are polled only once in this many ticks
-RETIRED_ATTEMPT_TICKS = 2  # ... except for this many ticks after a restart, which may take less than a tick
+OLD_ATTEMPT_TICKS = 16  # files of earlier attempts are polled only once in this many ticks
+RETIRED_ATTEMPT_TICKS = 2  # for this many ticks after a restart, the previous attempt is still polled at each tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class NewEvents:
     position: EventPosition
     events: list[dict[str, Any]]
     problem: str
-    is_partial: bool  # more can be read immediately
+    is_partial: bool  # True if the file has more events that can be read immediately
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +98,13 @@ class Tail:
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _lines: dict[str, tuple[int, set[int]]] = field(default_factory=dict)
     """For each file of events: bytes read so far, and the hashes of its lines."""
-    _newest: tuple[int, int] = (0, 0)  # attempt, and the tick at which it first appeared
+    _newest: tuple[int, int] = (0, 0)  # (attempt, tick at which the attempt first appeared)
 
     def changes(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[NewRecords | NewEvents | Problem]:
         """Yield everything that differs from `state`.
 
-        `thorough`: also read places that a live writer cannot have reached, for runs whose writers have exited. `tick`
-        counts up; calls with the same number poll the same files.
+        `thorough`: also read places that a live writer cannot have reached. This is for runs in which the writers have
+        exited. `tick` counts up; calls with the same number poll the same files.
         """
         if thorough and self.folders.node_rank == 0:
             yield from self._refused_files(state)
@@ -139,7 +139,7 @@ class Tail:
         Files are read in full only if they or the index were written since the last check.
         """
         index = self.run.node_dir(self.folders.node_rank) / INDEX_NAME
-        signature = index_signature(self.run.path, index)  # saved as the read position of a pseudo file
+        signature = index_signature(self.run.path, index)  # the store keeps it as the "read position" of a made-up file
         name = f"{index.relative_to(self.run.path).as_posix()}{CHECKSUM}"
         checked = state.events.get(name)
         if checked is not None and checked.next_byte == signature and state.problems.get(name) != NO_INDEX:
@@ -155,7 +155,7 @@ class Tail:
             names = [path.rpartition("/")[2] for _, _, path in self.folders.segments(folder)]
             for table, number in missing_numbers(names):
                 path = f"{folder.name}/{segment_name(table, number)}"
-                if path not in retired:  # an older problem remains while the file is damaged
+                if path not in retired:  # retention has not removed it
                     found[f"{path}{CHECKSUM}"] = "is missing: later segments are there"
         for path, problem in found.items():
             if state.problems.get(path) != problem:
@@ -245,7 +245,7 @@ class Tail:
             return
         text = error.strerror or "unreadable" if isinstance(error, OSError) else str(error).partition(": ")[2]
         if isinstance(error, TapeError) and _is_blank(self.run.path / path):
-            text = BLANK if thorough else ""  # its writer may still be creating it
+            text = BLANK if thorough else ""  # in an ordinary tick no problem: its writer may still be creating it
         if state.problems.get(path, "") != text:
             yield Problem(path=path, problem=text)
 
@@ -288,7 +288,7 @@ class Tail:
 
 
 def _was_watched(folder: Path) -> bool:
-    """Return True if a `watch` recorded the node and ended cleanly, so that a checksum index exists."""
+    """Return True if a `watch` recorded the node and ended cleanly: then there is an index of checksums."""
     try:
         return any(folder.glob("health.*.tape")) and any(
             event["kind"] == event_kinds.WATCH_STOPPED for event in read_events(folder / "events.jsonl")[0]

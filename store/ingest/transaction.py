@@ -35,7 +35,7 @@ _EVENT_TABLES = {table.event_kind: table for table in TABLES.values() if table.s
 
 
 class Transfer:
-    """Rows of one transaction; `changes` are the read positions to save with them.
+    """Rows of one transaction; `changes`: the read positions to save in the same transaction.
 
     Events are redacted here, so that no secret reaches the store or anything derived from it.
     """
@@ -53,7 +53,7 @@ class Transfer:
         self._redact = redact
         self._complete: dict[str, list[SegmentRecords]] = {}
         self._open: dict[str, list[SegmentRecords]] = {}
-        self._stale_open: dict[str, list[str]] = {}  # segments whose open rows are to be replaced
+        self._stale_open: dict[str, list[str]] = {}  # by table, the segments whose open rows will be replaced
         self._waiting: Counter[str] = Counter()
         self._events: dict[str, list[Event]] = {}
         self._nccl_calls = NcclCalls(connection)

@@ -51,7 +51,7 @@ def _read_exactly(fd: int, num_bytes: int, deadline_s: float) -> bytes:
 
 
 def _wait(fd: int, event: int, deadline_s: float) -> None:
-    """Wait until a descriptor is ready. `select.select` would refuse descriptors from 1,024 on."""
+    """Wait until a descriptor is ready. `select.select` would refuse descriptors of 1,024 and more."""
     poll = select.poll()
     poll.register(fd, event)
     left_ms = None if deadline_s == math.inf else math.ceil(1e3 * max(0.0, deadline_s - time.monotonic()))

@@ -26,7 +26,7 @@ def serve(answer: Callable[[bytes], bytes], warm_up: Callable[[], None] = lambda
     """Read requests from standard input and write responses to standard output."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not mix with the responses
+    os.dup2(2, 1)  # send what a library prints to standard error, so that it does not mix with the responses
     warm_up()
     write_frame(answers, b"ready", math.inf)
     with suppress(EOFError):

@@ -109,10 +109,10 @@ def serve(handlers_of: Callable[[ModuleType, Channel], Handlers]) -> None:
                 answer = json.dumps({"result": None, "to": channel.question})
             else:
                 found = handlers[what](*arguments)
-                # A handler that has sent its rows in parts returns the channel.
+                # A handler returns the channel to say that it has already sent its rows in parts.
                 result = {"result": None, "in_parts": True} if found is channel else {"result": found}
                 answer = json.dumps({**result, "to": channel.question})
-        except BaseException as error:  # also SystemExit and MemoryError: only this call fails
+        except BaseException as error:  # even after SystemExit or MemoryError, only this call fails
             answer = json.dumps({"error": one_line(error), "to": channel.question})
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_frame(channel._answers, answer.encode(), time.monotonic() + limit_s + GRACE_S)

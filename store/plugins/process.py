@@ -42,7 +42,7 @@ RETRY_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
 INVALID_ANSWER = "its answer is not valid"
 IN_PLUGIN = "RANKSCOPE_IN_PLUGIN"
-"""Environment variable set in a plug-in's process, which must not call plug-ins itself."""
+"""Environment variable that is set in a plug-in's process, so that this process does not call plug-ins itself."""
 
 
 MAX_ROWS = {"rows": 1_000_000, "query": 5_000_000}
@@ -113,7 +113,7 @@ class PluginProcess:
                 self._end()
                 raise
             self._end()
-            if self._is_interrupted:  # not the plug-in's fault
+            if self._is_interrupted:  # the caller stopped waiting, which is not the plug-in's fault
                 raise PluginError("it was ended, because its caller stopped waiting")
             self._problem, self._problem_s = reason, time.monotonic()
             raise PluginError(reason)
@@ -122,7 +122,7 @@ class PluginProcess:
         """End the running call from another thread, and refuse further calls, until called with `refuse=False`."""
         self._is_interrupted = refuse
         process = self._process
-        if refuse and process is not None and self._lock.locked():  # a process that only waits for a call is kept
+        if refuse and process is not None and self._lock.locked():  # an idle process, which waits for a call, is kept
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
 

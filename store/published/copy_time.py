@@ -1,4 +1,4 @@
-"""The time up to which a run's records are complete; verdicts describe the run as of that time.
+"""The time up to which a run's records are complete. Diagnoses describe the run as of that time.
 
     now_ns = recorded_until_ns(run)      # now, unless it is a copy of a published run
     now_ns = stored_until_ns(run)        # for readers of the stores alone, which may lag behind the tapes
@@ -30,7 +30,8 @@ def write_recorded_until(run: RunDir, wall_ns: int) -> None:
 
 
 def is_copy(run: RunDir) -> bool:
-    """Return True if the folder is a copy of a published run: it has no tapes, and no `watch` writes it."""
+    """Return True if the folder is a local copy of a run that was published to a folder or bucket. Such a copy has no
+    files of ranks, and no `watch` writes it."""
     return (run.path / NAME).exists()
 
 

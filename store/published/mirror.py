@@ -1,4 +1,4 @@
-"""A local copy of a published run, in a folder that every reader can open.
+"""A local copy of a run that nodes publish to a folder or bucket. Every reader can open the copy's folder.
 
     with Mirror("s3://lake/rankscope/gpt-demo", folder) as mirror:
         mirror.refresh()                 # first everything, then what is new
@@ -60,8 +60,8 @@ class Mirror(Closing):
 
     @property
     def recorded_until_ns(self) -> int:
-        """Time up to which the records of all nodes are present (epoch nanoseconds): the minimum over the nodes.
-        Ignores nodes that left after publishing everything, and nodes that have been silent for `SILENT_S` while others
+        """Time up to which the records of all nodes are present (epoch nanoseconds): the minimum over the nodes. Nodes
+        are ignored if they left after publishing everything, or if they have been silent for `SILENT_S` while others
         published.
         """
         newest_ns = max(state.published_wall_ns for state in self.states.values())
@@ -122,7 +122,7 @@ class Mirror(Closing):
         self._locks.clear()
 
     def _update_locks(self) -> None:
-        """Hold the stores' locks while the run is live: readers regard a store that a mirror has locked as watched."""
+        """Hold the stores' locks while the run is live. Readers take a store for watched if a mirror has locked it."""
         if not self.is_live:
             self.close()
             return
@@ -154,7 +154,7 @@ class Mirror(Closing):
             state = NodeState.from_json(json.loads(self._read(node_file(self._root, node))))
             try:
                 return self._follow(node, state)
-            except (FileNotFoundError, _ReplacedError):  # replaced by the node while it was read
+            except (FileNotFoundError, _ReplacedError):  # the node has replaced an object while it was read
                 if is_last_try:
                     raise
         return 0
@@ -165,7 +165,7 @@ class Mirror(Closing):
             return 0
         if known is not None and known.generation == state.generation:
             num_read = self._copy_rounds(path, node, state, known)
-        else:  # readers see the former copy until this one is complete
+        else:  # write a new copy; readers see the former one until the new one is complete
             fresh = path.with_name(f".fresh-{path.name}")
             fresh.unlink(missing_ok=True)
             num_read = self._copy_rounds(fresh, node, state, None)

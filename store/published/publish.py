@@ -66,9 +66,9 @@ class Publisher:
         self._store_id: object = None
         self._generation, self._sequence = "", 0
         self._waiting: Counter[str] = Counter()
-        self._places: dict[str, int] = {}  # first rowid to publish, for tables with waiting rows
+        self._places: dict[str, int] = {}  # table with waiting rows -> rowid of the first row to publish
         self._noted_until_ns = self._read_until_ns = 0
-        # Used by `write` only:
+        # Only `write` uses the following attributes.
         self._written_generation = ""
         self._replaced: dict[str, Any] = {}
         self._replaced_in: dict[str, int] = {}

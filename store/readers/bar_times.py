@@ -24,7 +24,7 @@ APART_RATIO = 0.03
 digits.
 """
 APART_S = 2.0
-"""Maximum difference in seconds, for short bars, whose elapsed time is printed in whole seconds."""
+"""Maximum difference in seconds. It matters for short bars, because elapsed times are printed in whole seconds."""
 
 
 def single_step_times(bars: Sequence[Bar]) -> dict[int, int]:
@@ -53,11 +53,11 @@ def _times_of_run(bars: Sequence[Bar], places: Sequence[int]) -> dict[int, int]:
         return {}
     found: dict[int, int] = {}
     first = bars[timed[0]]
-    # At the start of a bar, the elapsed time is about the time of the steps so far.
+    # If the log contains the start of the bar, the bar's elapsed time is about the time of its steps so far.
     is_begin = (first.elapsed_s or 0) * 1e9 < 2 * first.step * (first.duration_ns or 0) + 1e9
     before = first.step - 1 if timed[0] == places[0] else bars[places[places.index(timed[0]) - 1]].step
     steps = ns = sum_ns = 0.0
-    if not is_begin or before > 0:  # the log begins after the bar did: take the first rate as settled
+    if not is_begin or before > 0:  # the log begins in the middle of the bar: take its first rate as steady
         before, steps, ns = first.step, 1.0, float(first.duration_ns or 0)
         timed = timed[1:]
     begin_s = (first.elapsed_s or 0) if before == first.step else 0.0

@@ -64,7 +64,7 @@ class InspectedCalls:
         return np.array(self._exec_us, dtype=np.float64)
 
     def by_number(self) -> tuple[Ints, Floats]:
-        """Ascending sequence numbers and their times; the last time of a repeated number."""
+        """Ascending sequence numbers and their times. If a number is repeated, its last time is taken."""
         seq, newest = np.unique(self.seq[::-1], return_index=True)
         return seq, self.exec_us[::-1][newest]
 
@@ -88,7 +88,8 @@ class InspectedJob:
 
     @property
     def largest(self) -> dict[int, InspectedCalls]:
-        """The communicator with the most ranks (of equal ones, with the most files); empty without files."""
+        """The communicator with the most ranks. If several have the most ranks, it is the one with the most files.
+        Empty without files."""
 
         def size(members: dict[int, InspectedCalls]) -> tuple[int, int]:
             return max(calls.num_ranks for calls in members.values()), len(members)

@@ -41,8 +41,8 @@ _NUMBERS = itertools.count()
 
 @functools.cache
 def _instance(pid: int) -> DuckDBPyConnection:
-    """In-memory DuckDB with empty tables to copy, started once per process, because starting takes as long as
-    judging a small log.
+    """In-memory DuckDB with empty tables, which each store copies. It is started once per process, because its start
+    takes as long as judging a small log.
     """
     connection = connect_memory()
     connection.execute(f"ATTACH ':memory:' AS empty; USE empty; {_CREATE}; USE memory")
@@ -128,7 +128,8 @@ def _picked(column: Column) -> str:
     value = f"CAST({name} AS {SQL_TYPES[column.type]})"
     if column.type != "f64":
         return value
-    return f"CASE WHEN {quoted(f'{column.name} is nan')} THEN CAST('nan' AS DOUBLE) ELSE {value} END"  # else NULL
+    # The value is NULL for a NaN, and also if it is missing, so a separate column marks NaN.
+    return f"CASE WHEN {quoted(f'{column.name} is nan')} THEN CAST('nan' AS DOUBLE) ELSE {value} END"
 
 
 def _is_nan(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -111,7 +111,7 @@ def _events(comm: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, int
             missing.append(number)
             continue
         if not isinstance(counts, dict):
-            continue  # the rank answered, but its call counts are unknown
+            continue  # the rank answered, but did not state its numbers of calls
         launched[number] = sum(whole_number(count) or 0 for count in list(counts.values())[:_FUNCTIONS])
         error = whole_number(status.get("async_error")) if isinstance(status, dict) else None
         if error in _ERRORS:

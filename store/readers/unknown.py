@@ -59,7 +59,7 @@ def _json(path: Path, first: bytes) -> str:
     document, kind = None, "is damaged or cut JSON"
     try:
         document = json.loads(read_whole(path, MAX_BYTES)[0].decode("utf-8-sig", "replace"))
-    except SourceError:  # a ValueError, too
+    except SourceError:  # this class must come before its base class ValueError
         kind = f"is JSON of more than {MAX_BYTES >> 20} MiB"
     except (ValueError, RecursionError):
         pass

@@ -5,7 +5,7 @@
 
 Opening a store spends most of its CPU time on creating an in-memory database with a view for each table. This database
 is kept, and only the files are attached in each round, so that writers can use them in between. A full open is needed
-each time for files with few rows (these are copied), for files of another version of Rankscope, and for runs whose
+each time for files with few rows (these are copied), for files of another version of Rankscope, and for runs in which
 norms are computed from parts (`store.derived.global_norms`).
 """
 
@@ -28,7 +28,7 @@ __all__ = ["CachedStore"]
 
 
 class CachedStore(Closing):
-    """Not safe to use from several threads."""
+    """An instance must not be used by several threads."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run

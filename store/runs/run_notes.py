@@ -34,7 +34,7 @@ class RunNotes:
     """Tags and a note of a run."""
 
     tags: tuple[str, ...] = ()
-    """In the order in which they were added, without duplicates."""
+    """The tags in the order in which they were added, without duplicates."""
     text: str = ""
 
     def changed(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), text: str | None = None) -> RunNotes:

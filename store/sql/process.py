@@ -120,8 +120,8 @@ def ask(
 ) -> ConsoleAnswer:
     """Run one read-only statement on a run's records and return its result. Raises StoreError.
 
-    `memory_bytes`: limit on memory beyond that of an idle connection. `catch_up`: as in `Store.open`; runs in this
-    process, outside the limits.
+    `memory_bytes`: limit on the memory that is used in addition to an idle connection's. `catch_up`: as in
+    `Store.open`; runs in this process, outside the limits.
     """
     with contextlib.ExitStack() as scratch:
         files = stores_up_to_date(run, scratch, CATCH_UP_WAIT_S) if catch_up else run.stores()

@@ -1,8 +1,8 @@
 """Signatures of the training state in a checkpoint's manifest, to verify that a resumed run continues exactly.
 
     signature(tensors, rng)                       # {"parameters": ..., "optimizer": ..., "rng": ...} of this rank
-    order_signature(training.stream, position)    # of the next data, the same on all ranks
-    data_differs(loaded.extra, training.stream, loaded.values.position)     # True: not the data of the saved run
+    order_signature(training.stream, position)    # signature of the next global batch; the same on all ranks
+    data_differs(loaded.extra, training.stream, loaded.values.position)     # True if the saved run had other data
     differing(saved, found)                       # ["rng"]: parts that differ from the saved state
 
 The manifest's hashes prove that the files are unchanged. Signatures prove that the resumed training has the saved

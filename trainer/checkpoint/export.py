@@ -73,8 +73,8 @@ def find_checkpoint(path: Path, *, step: int | None) -> Path:
 
 
 def proven_step(folder: Path) -> int | None:
-    """Step of the newest checkpoint that healthy steps have followed, if the checkpoint in `folder` is newer; else
-    None.
+    """If the checkpoint in `folder` has not been followed by healthy steps, the step of the newest checkpoint that has;
+    otherwise None.
     """
     ledger, _ = Ledger.load(folder.parent / LEDGER_NAME)
     step = int(folder.name.rpartition("-")[2]) if folder.name.startswith("step-") else 0

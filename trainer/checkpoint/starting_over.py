@@ -60,7 +60,7 @@ def start_over_is_due(run: RunDir) -> bool:
 
 
 def forget_copies(folder: Path | None, *, before_attempt: int) -> None:
-    """Remove the copies in this node's shared memory whose state was computed before `before_attempt`.
+    """In this node's shared memory, remove copies of states that were computed before `before_attempt`.
 
     Needed in every attempt: a node that was absent when the run was started over may return with old copies.
     """
@@ -91,8 +91,8 @@ def _started_over_at(checkpoints: Path) -> int | None:
 
 
 def _move_aside(checkpoints: Path, attempt: int, recorder: Recorder) -> None:
-    """Move all checkpoints aside, including condemned ones. The oldest are moved first, so that an interruption leaves
-    the newest in place.
+    """Move all checkpoints aside, including condemned ones. The oldest checkpoints are moved first, so that after an
+    interruption the newest ones are still in place.
     """
     aside = checkpoints / f"before-attempt-{attempt}"
     # Path.glob treats an unreadable folder as empty.

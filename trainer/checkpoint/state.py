@@ -60,12 +60,13 @@ class Values:
 
 
 def training_tensors(training: Training) -> dict[str, Tensor]:
-    """Parameters, optimizer state and compression errors of this rank, not copied, in a fixed order.
+    """This rank's parameters, optimizer state, and error feedback of gradient compression, uncopied, in a fixed order.
 
-    Parameters come first, because under ZeRO-1 the optimizer states of the ranks differ.
+    The parameters come first, so that the n-th tensor is the same parameter on all replicas, which are compared in this
+    order (`trainer.guard.integrity`). Under ZeRO-1, each replica holds the optimizer state of other parameters.
     """
     tensors: dict[str, Tensor] = {}
-    parameters = list(training.named_parameters())  # walks all modules, so do it only once
+    parameters = list(training.named_parameters())  # this walks over all modules, so do it only once
     for name, parameter in parameters:
         tensors[f"model.{name}"] = parameter.detach()
     state = optimizer_state(training.optimizer)

@@ -16,7 +16,7 @@ from trainer.config.load import ConfigError
 __all__ = ["as_typed", "enter_launch_folder"]
 
 _started_in: list[Path] = []
-"""The folder in which this process was started, if it has changed to another."""
+"""The folder in which this process was started, if the process has changed to another folder since."""
 
 
 def enter_launch_folder(config: Config, manifest: dict[str, Any]) -> None:

@@ -192,7 +192,7 @@ def _unquoted(text: str) -> str:
 
 def _describe(error: ErrorDetails) -> str:
     key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "value_error":  # most validators name the key
+    if error["type"] == "value_error":  # raised by a validator of ours, whose text in most cases names the key
         line = _one_line(str(error["ctx"]["error"]))
         return line if key in line else f"{key}: {line}"
     shown = REDACTED if _may_be_secret(error["loc"]) else _shown(error["input"])

@@ -90,5 +90,5 @@ def may_have_gpu(devices: Path = Path("/dev")) -> bool:
         if importlib.metadata.version("torch").endswith("+cpu"):
             return False
     except importlib.metadata.PackageNotFoundError:
-        pass  # a vendor's build with another name
+        pass  # torch is a vendor's build, which has another package name
     return any(True for pattern in _DEVICE_FILES for _ in devices.glob(pattern))

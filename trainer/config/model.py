@@ -41,7 +41,7 @@ class ModelConfig(Section):
     `expert`, all experts are used equally, and a token can have more experts, fewer or none.
     """
     expert_dim: int = Field(default=0, ge=0)
-    """Width of an expert; 0 = that of the feed-forward layer."""
+    """Width of an expert; 0 = as the feed-forward layer."""
     expert_products: Literal["loop", "grouped"] = "loop"
     """Compute a rank's experts one after another, or all in torch's grouped matrix products."""
     capacity_factor: float = Field(default=0.0, ge=0, le=1e6)

@@ -41,7 +41,7 @@ class RecoveryConfig(Section):
     max_corruptions_per_device: int = Field(default=2, ge=1)
     """Corruptions of state or gradients by one device after which the run ends."""
     on_straggler: DeviceResponse = shared_default(RecoverySettings, "on_straggler")
-    """Action on a slow rank whose device is the cause: report it; exclude the device if the run gains more than it
+    """Action on a rank that is slow because of its device: report it; exclude the device if the run gains more than it
     loses; exclude it only if a spare device or node can replace it."""
     straggler_after_s: float = shared_default(RecoverySettings, "straggler_after_s")
     """How long a rank must have been reported as slow before it is excluded or replaced (seconds)."""

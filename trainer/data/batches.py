@@ -29,7 +29,7 @@ from trainer.data.permutation import permute
 __all__ = ["Batch", "BatchStream"]
 
 MAX_ROWS_AHEAD = 512
-"""Number of a rank's sequences whose order is computed at once."""
+"""The order is computed for this many of a rank's sequences at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,8 @@ class BatchStream:
         return _Part(source=source, first_token=first, num_sequences=num_sequences)
 
     def sample_ids(self, batch_index: int, data_rank: int = 0, data_size: int = 1) -> tuple[int, ...]:
-        """Numbers of the sequences in the rank's rows of a batch; by default, in all rows of the global batch."""
+        """Numbers of the sequences in a rank's rows of a batch. By default, the numbers in all rows of the global
+        batch."""
         rows = self.global_batch_size // data_size
         batches = max(1, MAX_ROWS_AHEAD // rows)
         key = (batch_index // batches, data_rank, data_size)
@@ -161,6 +162,7 @@ class BatchStream:
         return part, part.first_token + (sample_id - int(self._first_ids[number])) * self.seq_len
 
     def locate(self, sample_id: int) -> tuple[str, int]:
-        """File (or source and document) in which a sequence begins, and the position of its first token there."""
+        """The file (or source and document) in which a sequence begins, and the position of the sequence's first token
+        in it."""
         part, start = self._place(sample_id)
         return part.source.locate(start)

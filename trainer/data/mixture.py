@@ -9,7 +9,7 @@ A pass over the mixture has a fixed number of sequences of each corpus, in a ran
 1. With `epochs`: epochs x the corpus's number of sequences. With a whole number of epochs, each sequence occurs exactly
    that often per pass.
 2. With `weights`: the corpus's share of the total number of sequences, rounded to one sequence.
-3. Otherwise each sequence of the corpus once.
+3. Otherwise a pass contains each sequence of the corpus once.
 
 Draws from a corpus continue across passes: no sequence is repeated before the whole corpus has been drawn. No state is
 kept between calls, so every position takes the same time to compute, and skipping only means a higher position.

@@ -107,9 +107,9 @@ class Prefetcher:
 def _start_worker(worker: int, parent: int) -> None:
     """Reset the signal handlers in a forked worker, so that only its parent ends it.
 
-    A launcher sends SIGTERM to the rank's whole process group, but the rank still needs batches to finish its step and
-    save, and the death of a worker would raise in the middle of the save. torch's workers exit with their parent only
-    between two batches, so the kernel ends one that is in the middle of a batch.
+    A launcher sends SIGTERM to the rank's whole process group. But the rank still needs batches to finish its step and
+    save, and the death of a worker would raise an error in the middle of the save. torch's workers exit with their
+    parent only between two batches, so the kernel ends one that is in the middle of a batch.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

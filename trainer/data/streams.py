@@ -22,7 +22,8 @@ def training_stream(config: Config, corpus: TokenSource | Mixture) -> BatchStrea
 
 
 def validation_streams(config: Config, corpus: TokenSource | Mixture) -> dict[str, BatchStream]:
-    """Validation sets by name: `data.validation`, else the ends of the training corpora.
+    """Validation sets by name: The validation data: `data.validation`. Without this setting, the ends of the training
+    corpora.
 
     Raises ConfigError for an unusable set, or if there is none although the run evaluates.
     """

@@ -40,7 +40,7 @@ def table_files(path: Path) -> list[Path]:
 
 
 def token_blocks(file: Path, *, column: str, separator: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield blocks of some thousand rows: uint8 for text, else the column's integers. Raises ConfigError, one line."""
+    """Yield blocks of some thousand rows: text as uint8, other columns as integers. Raises ConfigError, one line."""
     try:
         import pyarrow as pa
     except ImportError:

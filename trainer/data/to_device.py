@@ -32,5 +32,5 @@ class ToDevice:
             moved = batch.to(self._device)
         reader.wait_stream(self._stream)
         for tensor in (moved.inputs, moved.targets):
-            tensor.record_stream(reader)  # its memory was allocated on the copy stream
+            tensor.record_stream(reader)  # the memory of the batch was allocated on the copy stream
         return moved

@@ -13,8 +13,8 @@ __all__ = ["STATUSES", "Check", "Status", "to_json", "worst"]
 
 Status = Literal["ok", "note", "warning", "failed"]
 STATUSES: tuple[Status, ...] = ("ok", "note", "warning", "failed")
-"""From good to bad. note: something optional is missing; warning: it works, but in a degraded way, or will soon stop
-working; failed: it does not work, see `found`."""
+"""From good to bad. note: something optional is missing. warning: it works, but only in part, or not for long. failed:
+it does not work, and `found` says why."""
 SCHEMA_VERSION = 1
 
 

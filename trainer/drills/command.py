@@ -33,7 +33,7 @@ _PLAIN_WIDTH = 130
 def run_drill(
     base: Base, plan: DrillPlan, *, runs: Path, output: str, html: Path | None, keep: bool, limit_s: float
 ) -> int:
-    """Run the drill. Returns 0 if every fault was found and every run recovered, 1 if not, 130 if it was
+    """Run the drill. Returns 0 if every fault was found and every run recovered, 1 if not, and 130 if the drill was
     interrupted.
     """
     # background jobs of a shell script start with SIGINT ignored

@@ -202,7 +202,8 @@ def _short(config: Config) -> list[str]:
     if config.checkpoint.memory_interval:
         settings.append(f"checkpoint.memory_interval={min(5, config.checkpoint.memory_interval)}")
     settings.append(f"optim.warmup_steps={min(10, config.optim.warmup_steps)}")
-    # keep the learning rate of a long run's start: the schedule would decay it to zero within the drill's few steps
+    # Keep the learning rate constant, as at the start of a long run. The configured schedule would decay it to zero
+    # within the few steps of a drill.
     settings.append("optim.schedule=constant")
     settings.append(f"recovery.max_restarts={max(3, config.recovery.max_restarts)}")
     return settings

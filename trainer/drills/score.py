@@ -3,8 +3,8 @@
     score = score_run(store, run.manifest(), Wanted(expected=scenario.expected, recovery="skips", steps=40))
     score.seen, score.right_kind, score.right_rank, score.finding_s, score.recovered
 
-1. The time of a fault is read from the events `fault_injected`. The findings are those that `watch` wrote during the
-   run, with their times, and those of the post-mortem over the finished store.
+1. The time of a fault is read from the events `fault_injected`. Two sets of findings are scored: the findings that
+   `watch` wrote during the run, with their times, and the findings of a post-mortem over the finished store.
 2. A finding is right if its kind is one that the fault requires; then rank and cause are compared. If several findings
    have the right kind, the one with the right rank counts, and the others are false alarms.
 3. Every other finding is a false alarm, including one that was reported live and withdrawn later.
@@ -294,7 +294,8 @@ def _training_again_s(source: Source, injected_ns: int | None, recovery: Recover
 
 
 def _steps(source: Source) -> dict[str, int]:
-    """Numbers and times of one rank: steps run, steps kept, time of these, and time from first to last step."""
+    """Values of the lowest rank: number of steps that ran, number of steps that were kept, time in the kept steps, and
+    time from the first to the last step."""
     ((run, kept, useful_ns, span_ns),) = source.rows(
         """
         WITH one AS (SELECT * FROM steps WHERE rank = (SELECT min(rank) FROM steps)),

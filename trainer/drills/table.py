@@ -76,7 +76,7 @@ class DrillView:
             self._spinner,
             Text("     " + self._line, style="dim", overflow="ellipsis", no_wrap=True),
         ]
-        # Only the newest rows, as many as fit on the terminal; the whole table is printed at the end.
+        # Show only as many of the newest rows as fit on the terminal. The whole table is printed at the end.
         newest = Tally(self._tally.rows[-max(3, self.console.height - 8) :])
         return Group(result_table(newest), *parts) if newest.rows else Group(*parts)
 

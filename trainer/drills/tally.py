@@ -154,7 +154,7 @@ class Tally:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time from the first to the last step that was spent in steps that were kept, over all runs."""
+        """Time in steps that were kept, as a share of the time from the first to the last step, over all runs."""
         return _ratio(sum(row.score.useful_s for row in self.rows), sum(row.score.span_s for row in self.rows))
 
     @property

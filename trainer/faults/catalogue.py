@@ -222,7 +222,7 @@ CATALOGUE: dict[str, Kind] = {
         needs="data ranks",
         keys=("step", "rank", "tensor", "bit"),
         required_event=(event_kinds.GRADIENT_OUTLIER, ""),
-        first_step=14,  # the detector's warm-up
+        first_step=14,  # before this step, the detector of outlying gradients warms up
     ),
     "skip_restore": Kind(
         fault_id="F31",
@@ -336,7 +336,7 @@ CATALOGUE: dict[str, Kind] = {
         what="every fsync of a rank takes a second longer",
         keys=("step", "rank", "seconds", "until"),
         settings=("checkpoint.interval=5",),
-        allowed=("checkpoint_age",),  # a save that takes seconds is late indeed if steps are short
+        allowed=("checkpoint_age",),  # if steps are short, a save of some seconds makes the newest checkpoint old
         steps_after=24,
     ),
     # Pairs of faults in one run.

@@ -61,5 +61,5 @@ def arm(
 
 def _same_rows(fault: Fault, training: Training) -> bool:
     """True if the fault strikes a batch, and this rank reads the same rows as the struck rank. All ranks of a
-    tensor-parallel group do: a batch that is bad for one of them is bad for all."""
+    tensor-parallel group read the same rows: a batch that is bad for one of them is bad for all."""
     return "batch" in CATALOGUE[fault.kind].keys and training.plan.data_rank(fault.rank) == training.data_rank

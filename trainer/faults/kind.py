@@ -13,9 +13,9 @@ from typing import Literal
 __all__ = ["Expected", "Kind", "Recovery", "Whose"]
 
 Whose = Literal["rank", "tensor_group", "among", "none"]
-"""Ranks that a correct finding names. rank: only the struck rank; tensor_group: its tensor-parallel group, which shares
-the same activations; among: the rank and others, because the records cannot tell the cause from its victims; none: no
-single rank, because all ranks are affected alike (by a batch, a rate).
+"""Ranks that a correct finding names. rank: only the struck rank. tensor_group: the tensor-parallel group of the struck
+rank, because it shares the same activations. among: the struck rank and others, because the records do not show which
+of them is the cause. none: no single rank, because all ranks are affected alike (by a batch, a rate).
 """
 Recovery = Literal["goes_on", "skips", "restarts", "stops"]
 """Required response. goes_on: training continues; skips: the step is refused and rolled back; restarts: a new attempt;

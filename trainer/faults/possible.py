@@ -15,7 +15,7 @@ __all__ = ["check_faults"]
 
 
 def check_faults(faults: Sequence[Fault], config: Config, plan: Plan) -> None:
-    """Raise FaultError for the first fault whose rank, step, tensor or required setup this run lacks."""
+    """Raise FaultError for the first fault that needs a rank, step, tensor or setup which this run does not have."""
     for fault in faults:
         if reason := _reason(fault, config, plan):
             raise FaultError(f"--fault {fault.text}: {reason}")

@@ -1,7 +1,7 @@
-"""Trigger of a fault: once in a run, at its step, recorded before it acts.
+"""Decides when an injected fault strikes: once in a run, at the fault's step. The fault is recorded before it acts.
 
 trigger = Trigger(fault, number, recorder, run, rank)
-if trigger.due(): ...                  # now, and never again: a marker on the disk outlives the process
+if trigger.due(): ...                  # True once in a run: a marker on the disk outlives the process
 if trigger.lasting(): ...              # from its step to `until`
 """
 
@@ -25,10 +25,10 @@ __all__ = ["FaultyLoader", "Trigger", "change_gradient", "in_training"]
 
 
 class Trigger:
-    """Decides whether its fault is due on this rank, and records it before it acts.
+    """Decides whether a fault is due on this rank, and records the fault before it acts.
 
-    `is_target` is False on a rank that only takes part in another rank's fault: it acts, too, but does not record the
-    fault.
+    `is_target` is False on a rank that only takes part in another rank's fault. Such a rank acts, too, but does not
+    record the fault.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Trigger:
         return True
 
     def lasting(self) -> bool:
-        """True while a lasting fault is active. It begins once and ends with its attempt."""
+        """True while a lasting fault is active. The fault begins once in a run, and ends at the step `until`, or else
+        with the attempt in which it began."""
         if self.firing:
             return not self.fault.until or self.step <= self.fault.until
         if self._spent or self.step < self.fault.step:

@@ -17,7 +17,7 @@ Two comparisons are made for each state that is due:
 If there is a mismatch, the ranks exchange checksums by tensor, and `analyzers.corruption.replicas.judge` names rank and
 tensor.
 
-Not detected:
+These are not detected:
 
 * a bit flip in a shard without a replica, if the state is not due (with `probes.chain_interval = 1` every state is
   due),
@@ -70,9 +70,9 @@ class IntegrityVote(NamedTuple):
     checksum: float = 0.0
     """Weighted checksum; the sum over all ranks is zero modulo `PRIME` if the replicas agree."""
     chain_broken: float = 0.0
-    """Number of ranks whose state changed between the optimizer's step and the next."""
+    """Number of ranks on which the state changed between the optimizer's step and the next."""
     unreadable: float = 0.0
-    """Number of ranks that could not read their state; if any, nothing is judged."""
+    """Number of ranks that could not read their state. If it is above 0, nothing is judged."""
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class Integrity:
                 record_error("fingerprints", error)
 
     def left_out(self, step: int) -> None:
-        """Note that the optimizer skipped the update of `step`, so the state is still that of the previous step."""
+        """Note that the optimizer skipped the update of `step`, so the state is the same as after the previous step."""
         self._state_step = step - 1
 
     def vote(self) -> IntegrityVote:
@@ -246,7 +246,8 @@ class Integrity:
     # On a mismatch.
 
     def _explain(self, checked: CheckedState | None) -> Corruption | None:
-        """Exchange checksums by tensor; returns the culprits, or None if all agree (or if it was reported already)."""
+        """Exchange checksums by tensor; returns the culprits, or None if all agree or the difference was reported
+        already."""
         own = {} if checked is None else {n: [self._groups[n].label, v] for n, v in checked.found.items()}
         broken = {} if checked is None else {name: checked.expected[name] for name in checked.broken()}
         shared = gather_from_all({"found": own, "broken": broken, "place": self._place})
@@ -333,7 +334,7 @@ def _signed(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroup:
-    """Ranks that hold the same bits of a tensor, including this one."""
+    """Ranks that hold the same bits of a tensor; this rank is among them."""
 
     label: str
     members: tuple[int, ...]

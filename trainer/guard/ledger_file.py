@@ -59,7 +59,7 @@ class LedgerFile:
                 found = ledger.to_json()
             except OSError as error:
                 found = f"{self._path.name} cannot be read now ({error.strerror})"
-        from trainer.checkpoint.agreement import from_rank_0  # imports torch, which a launcher does not need for saving
+        from trainer.checkpoint.agreement import from_rank_0  # imported late: a launcher saves without torch
 
         found = from_rank_0(found)
         if isinstance(found, str):

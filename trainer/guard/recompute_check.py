@@ -40,7 +40,7 @@ class RecomputeDecision:
 
     recompute: bool = False
     suspect_device: str = ""
-    """The device that corrupted gradients, if the second computation has identified it; else empty."""
+    """The device that corrupted gradients, if the second computation has identified it; otherwise empty."""
 
 
 class RecomputeCheck:
@@ -54,18 +54,19 @@ class RecomputeCheck:
         self._dimension = compared_over(config, plan, on_host=training.device.type == "cpu")
         self._num_peaks = plan.world_size if self._dimension else 0
         if self._dimension:
-            take_gradient_peaks()  # so that gradients of the first step are measured
+            take_gradient_peaks()  # called now, so that gradients of the first step are measured
         self.detector = GradientOutlierDetector()
         self._peaks: tuple[float, ...] = ()
         self._first: tuple[int, GradientOutlier, tuple[float, ...]] | None = None
 
     def vote(self) -> tuple[float, ...]:
-        """This rank's peak at its index, zeros elsewhere; empty if gradients are not checked."""
+        """A row with this rank's peak at the index of the rank, and zeros elsewhere; empty if gradients are not
+        checked."""
         if not self._num_peaks:
             return ()
         row = [0.0] * self._num_peaks
         peak = take_gradient_peaks().get(self._dimension, 0.0)
-        # NaN is left to the guard; as a peak it would say nothing
+        # A NaN is not passed on as a peak, because it cannot be compared; the guard handles it.
         row[self.training.rank] = 0.0 if math.isnan(peak) else peak
         return tuple(row)
 

@@ -94,7 +94,7 @@ class Recovery:
         )
 
     def apply_votes(self, sums: StepVotes) -> None:
-        """Called once a step with the sums over all ranks: advance the background save, and check the state."""
+        """Advance the background save, and check the state. Called once a step with the sums over all ranks."""
         self.recompute_check.observe(sums.gradient_peaks)
         found = self.integrity.judge(sums.integrity)
         if found is not None and self.config.recovery.enabled:

@@ -135,9 +135,9 @@ class Rollback:
                 (self.run_dir.reports / "guard-stop.json").write_text(json.dumps(report, indent=2) + "\n")
 
     def _report_nonfinite(self, verdict: Verdict, local_loss: float | None) -> None:
-        """Record what this rank saw: whether its local loss and its gradients before the reduction (if known) were
-        finite, and which gradients are not finite after the reduction, which spreads NaN to all ranks. On the host, the
-        records of the collectives also show which rank had the NaN first.
+        """Record what this rank saw: whether its local loss was finite, whether its gradients were finite before the
+        reduction (if this is known), and which gradients are not finite after the reduction. The reduction spreads a
+        NaN to all ranks. On the host, the records of the collectives also show which rank had the NaN first.
         """
         own = self.reduction_inputs.nonfinite(verdict.step) if self.reduction_inputs is not None else None
         found = self.gradients.examine(verdict.step) if self.gradients is not None else []

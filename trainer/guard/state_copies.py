@@ -56,7 +56,9 @@ class StateCopies:
         self.guard = guard
         self.is_chief = training.rank == 0
         self._recovers = training.config.recovery.enabled
-        self._stream = copy(training.stream)  # read in the background, because a stream caches its last lookup
+        # A background thread reads this copy while the training reads the original. They must not share one stream,
+        # because a stream caches its last lookup.
+        self._stream = copy(training.stream)
         self._save_delayed = self._reported_problem = False
         folder = shared_folder(run.path) if config.memory_survives and self._in_memory else None
         several = config.memory_on_peer and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
@@ -84,14 +86,14 @@ class StateCopies:
         if self.memory.peers is not None:
             self.memory.peers.connect()
         if fence.held_attempt() == 0:
-            # Nothing of this run can have survived: existing files belong to a deleted run in the same folder.
+            # This is the run's first attempt, so files that exist belong to a deleted run in the same folder.
             self.memory.remove()
         first = start_over_if_asked(self.run, self.recorder, resume=self.config.resume, is_chief=self.is_chief)
         forget_copies(self.memory.folder, before_attempt=first)
         loaded = self._load_newest()
         if loaded is None:
             if self.ledger.good_step is not None:
-                self._settle_good_step()  # the last good checkpoint may be gone
+                self._settle_good_step()  # the checkpoint that the ledger calls good may have been deleted
             return None
         self._adopt(loaded.values)
         self.ledger.adopt(Ledger.from_json(loaded.extra["ledger"]))
@@ -173,7 +175,7 @@ class StateCopies:
         self.memory.seal()
 
     def apply_vote(self, sums: SaveVote) -> None:
-        """Advance the save in the background by the votes of all ranks."""
+        """Go to the next stage of the background save if the summed votes say that all ranks are ready for it."""
         if self.disk.advance(sums):
             self.disk.prune(self.ledger.good_step)
         self.ledger_file.report_problem()
@@ -243,9 +245,10 @@ class StateCopies:
     # After a bad step.
 
     def restore(self, before_step: int, position: Position) -> tuple[Position, str]:
-        """Restore the newest good state from before a step; returns its position and its tier.
+        """Restore the newest good state from before a step. Returns the position of the state, and its tier (memory or
+        disk).
 
-        Without one, the position is unchanged, and the tier is "none".
+        Without a good state, the position is unchanged, and the tier is "none".
         """
         values, tier = self.memory.restore(before_step), "memory"
         if values is None:

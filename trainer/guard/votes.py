@@ -36,7 +36,7 @@ class StepVotes:
 
     @classmethod
     def from_row(cls, row: Sequence[float]) -> StepVotes:
-        """The inverse of `to_row`."""
+        """Build the votes from a row that `to_row` made, or from a sum of such rows."""
         values = iter(row)
         return cls(
             stop=next(values),

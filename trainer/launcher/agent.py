@@ -58,7 +58,7 @@ STRANDED_S = 3.0
 EXITING_S = 5.0
 """Time limit (s) for the process at the other end of a lost connection: the kernel frees its memory before it exits."""
 EXIT_BARRIER_S, MARGIN_S = 30.0, 3.0
-"""MARGIN_S: seconds after the grace period, at whose end ranks exit by themselves, until remaining ranks are killed."""
+"""MARGIN_S: ranks that are still there this many seconds after the end of their grace period are killed."""
 _OVER = "rankscope/over"
 _REGROUP = "rankscope/regroup"
 """Key set before a node stops its ranks to exclude devices. All ranks save and exit as if preempted, then restart."""
@@ -120,7 +120,7 @@ class Agent(SimpleElasticAgent):
             for worker in worker_group.workers
             if worker.global_rank < world_size
         }
-        with self._stop.raising(None):  # until their pids are known
+        with self._stop.raising(None):  # raise no exception for a signal before the pids of the new ranks are known
             return dict(self.ranks.start(attempt=attempt, environments=environments))
 
     def _agree_on_attempt(self, worker_group: WorkerGroup) -> int:
@@ -166,7 +166,7 @@ class Agent(SimpleElasticAgent):
         codes = self.ranks.exit_codes()
         store = _store_of(worker_group)
         if not codes and not store.check([_OVER]):
-            return RunResult(state=WorkerState.HEALTHY)  # no ranks here: other nodes report the end
+            return RunResult(state=WorkerState.HEALTHY)  # this node has no ranks; the other nodes report the end
         if all(code == 0 for code in codes.values()):
             store.set(_OVER, "")
             return RunResult(
@@ -175,7 +175,7 @@ class Agent(SimpleElasticAgent):
             )
         if not any(codes.values()) and self._follow_request(worker_group):
             return RunResult(state=WorkerState.FAILED)
-        if any(codes.values()):  # the rank whose connection was lost may still be ending
+        if any(codes.values()):  # the failed ranks may have lost a connection to a rank that is still ending
             self.ranks.wait_for_exiting(EXITING_S)
             codes = self.ranks.exit_codes()
         # If several ranks ended within one poll, the rank that died of a signal was first, and broken connections ended
@@ -273,7 +273,7 @@ class Agent(SimpleElasticAgent):
             return
         others = worker_group.workers[0].world_size - 1
         if not fitting_world(self.config, others):
-            return  # no smaller world is possible: better to use this device than to stop
+            return  # the configuration does not fit on fewer ranks: using this device is better than stopping
         self.devices.exclude(device)
         worker_group.spec.local_world_size = len(self.devices.in_use)
         self.events.write(
@@ -355,14 +355,14 @@ class Agent(SimpleElasticAgent):
             self.exit_code, self._remaining_restarts = EXIT_EXCLUDED, 0
             self.failure = f"This node is excluded: {request.reason.rstrip('.')}"
         else:
-            self._remaining_restarts += 1  # the restart subtracts 1 again
+            self._remaining_restarts += 1  # torch subtracts 1 for each restart, but a requested restart does not count
         return True
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Stop the ranks before a restart; ranks that still run save first.
 
-        This happens if a node joins, or if a node whose ranks have ended waits to start again. The stop is recorded,
-        because otherwise it would look like a kill from outside."""
+        This happens if a node joins, or if the ranks of a node have ended and the node waits to start again. The stop
+        is recorded, because otherwise it would look like a kill from outside."""
         running = [local_rank for local_rank, code in self.ranks.exit_codes().items() if code is None]
         self._shutdown()
         codes = self.ranks.exit_codes()

@@ -49,11 +49,11 @@ class Death:
 
 
 def find_culprit(deaths: Mapping[int, Death], xids: Mapping[int, int]) -> int | None:
-    """Return the local rank whose device is to blame, or None. `deaths` are in order of occurrence."""
+    """Return the local rank of the device that is to blame, or None. `deaths` are in order of occurrence."""
     for rank, death in deaths.items():
         if rank in xids or _BROKEN_DEVICE.search(death.text):
             return rank
-    # only the first death counts, because the others' errors come from the broken connection
+    # Only the first death counts, because the other ranks then died of the broken connection.
     for rank, death in deaths.items():
         by_hardware = death.code < 0 and death.code != -signal.SIGTERM and not death.out_of_memory
         return rank if by_hardware and not _LOST_REMOTE.search(death.text) else None

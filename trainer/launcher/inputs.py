@@ -25,8 +25,8 @@ _PROCESS_BYTES = 16 << 20
 """Memory of a forked rank or data worker before it holds anything: measured with torch 2.13, 17 MB and page tables."""
 _STATE_BYTES = {"adamw": 16, "muon": 12, "adamw8bit": 10}
 """Minimum bytes per parameter for the parameter, its gradient and its moments, by optimizer."""
-_TOKEN_BYTES = 16  # input and target, both int64
-_ANGLE_BYTES = 4  # float32; cosine and sine have half as many numbers each as a head
+_TOKEN_BYTES = 16  # per token: an input and a target, both int64
+_ANGLE_BYTES = 4  # per number of a head: cosine and sine are float32, and each has half as many numbers as a head
 
 
 def check_inputs(config: Config, plan: Plan, *, on_host: bool) -> None:

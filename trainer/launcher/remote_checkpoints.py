@@ -67,7 +67,7 @@ class RemoteCheckpoints:
         """Move the remote checkpoints of a run that is started over, because they would otherwise be fetched as the
         newest. Returns their new address.
 
-        Raises RemoteError. Manifests are moved first, because without one there is no checkpoint.
+        Raises RemoteError. Manifests are moved first, because a checkpoint without its manifest does not count as one.
         """
         from trainer.checkpoint.remote.address import RemoteFolder
 

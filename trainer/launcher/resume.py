@@ -111,8 +111,9 @@ def live_processes(run: RunDir) -> Iterator[str]:
 
 
 def check_finished(path: Path, overrides: list[str]) -> None:
-    """Raise FinishedError like `prepare`. For nodes that get their configuration from node 0: if the run has finished,
-    node 0 exits immediately, and they would wait for it. Without access to the folder nothing is raised.
+    """Raise FinishedError like `prepare`. This is for nodes that get their configuration from node 0. If the run has
+    finished, node 0 exits immediately, and these nodes would wait for it. Without access to the folder nothing is
+    raised.
     """
     if not path.exists():
         return

@@ -120,7 +120,7 @@ def ranks_needed(config: Config) -> int:
 
 
 def _usual_size(config: Config, resumed: Resumed | None, overrides: list[str]) -> int:
-    """Default number of ranks: that of the last launch, unless the mesh has changed."""
+    """Default number of ranks: the number in the last launch, unless the mesh has changed since."""
     changed = {override.partition("=")[0].strip() for override in overrides}
     if resumed is None or changed & {f"parallel.{dim}" for dim in MESH_DIMS}:
         return ranks_needed(config)

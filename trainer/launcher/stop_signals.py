@@ -93,7 +93,7 @@ class StopSignals:
         os.close(self._writer)
 
     def take_over(self) -> None:
-        """Set the handlers, replacing those of other libraries. `nohup` is respected."""
+        """Set the handlers. They replace handlers of other libraries. `nohup` is respected."""
         for number in STOP_SIGNALS:
             is_ignored = number == signal.SIGHUP and self._before[number] == signal.SIG_IGN
             signal.signal(number, signal.SIG_IGN if is_ignored else self.received)
@@ -106,8 +106,8 @@ class StopSignals:
 
     @contextlib.contextmanager
     def raising(self, exception: Callable[[int], BaseException] | None) -> Iterator[None]:
-        """Raise `exception(number)` in the main thread on the first signal, even if it came before the block. With None
-        nothing is raised within the block, and the exception of the enclosing block after it.
+        """Raise `exception(number)` in the main thread on the first signal, even if the signal came before this block
+        began. With None nothing is raised within the block, and the exception of the enclosing block after it.
         """
         outer, self._exception = self._exception, exception
         try:

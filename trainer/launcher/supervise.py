@@ -97,7 +97,7 @@ def supervise(
     (run.path / "logs").mkdir(exist_ok=True)
     restore_unwritten(run.event_files())
     events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
-    keeper = WatchKeeper(run, node, events)  # first, so that it starts while torch is imported
+    keeper = WatchKeeper(run, node, events)  # created first, so that `watch` starts while torch is being imported
     ranks = RankProcesses(run.path / "logs", arguments=[text for fault in faults for text in ("--fault", fault)])
     remote = RemoteCheckpoints(run, config.checkpoint, events, is_used=node.rank == 0)
     zygote = None

@@ -64,8 +64,8 @@ class Plan:
         """none | ddp | fsdp | hsdp.
 
         DDP's C++ reducer does not support DTensors, and does not see gradients that zero-bubble schedules compute
-        outside backward. In these cases replicas use FSDP2 with a shard dimension of one (`hsdp`), whose gather and
-        scatter are no-ops. A single rank whose parameters stay in host memory uses FSDP2, too (`fsdp`). Experts are
+        outside backward. In these cases replicas use FSDP2 with a shard dimension of one (`hsdp`), in which gather and
+        scatter are no-ops. A single rank uses FSDP2, too (`fsdp`), if its parameters stay in host memory. Experts are
         sharded over `dp_shard` and `cp` together, other parameters over `dp_shard`, `ep` and `cp`.
         """
         if self.dp_shard * self.ep * self.cp > 1 or self.offloads_parameters:
@@ -305,7 +305,8 @@ def _cheapest_cut(costs: list[float], count: int) -> tuple[tuple[int, ...], ...]
     cut = [[0] * (size + 1) for _ in range(count + 1)]
     best[0][0] = (0.0, 0.0)
     for stage in range(1, count + 1):
-        for last in range(stage if stage < count else size, size + 1):  # the last stage ends with the last layer
+        # Only the last stage must end with the last layer.
+        for last in range(stage if stage < count else size, size + 1):
             for first in range(stage - 1, last):
                 before, cost = best[stage - 1][first], total[last] - total[first]
                 # The sum of squares spreads the rest evenly: 3 3 2 2 layers, not 3 3 3 1.

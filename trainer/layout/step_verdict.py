@@ -16,7 +16,8 @@ MAX_RANKS = 1024
 
 
 def compared_over(config: Config, plan: Plan, *, on_host: bool) -> str:
-    """Mesh dimension, or `world`, over which ranks compare their largest gradient before an update; "" if they don't.
+    """Mesh dimension, or `world`, over which ranks compare their largest gradients before an update; "" if they do not
+    compare them.
 
     On a device, this would cost another pass over all gradients, and a synchronisation.
     """

@@ -28,7 +28,7 @@ _SAVED_OPERATIONS = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
-    # Repeating these collectives costs more than keeping their results.
+    # The results of these collectives are kept, because repeating the collectives in backward costs more.
     *COSTLY_COLLECTIVES,
 }
 

@@ -104,7 +104,8 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _compute(hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, and the gradients of their sum with respect to `hidden` and `weight` (empty if not needed)."""
+    """Losses, and the gradients of their sum with respect to `hidden` and `weight`. A gradient that is not needed is
+    empty."""
     low, count = weight.to(hidden.dtype), len(targets)
     losses = torch.empty(count, dtype=torch.float32, device=hidden.device)
     grad_hidden = torch.empty_like(hidden if job.wants_gradients else hidden[:0])

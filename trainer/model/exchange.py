@@ -22,7 +22,7 @@ __all__ = ["Route", "exchange", "scaled_gradient"]
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Numbers of rows sent to and received from each rank of the group, and their order."""
+    """Numbers of rows that are sent to each rank of the group and received from it, and the order of the rows."""
 
     num_sent: int
     """Rows to send: rows of this rank that are routed to an expert."""

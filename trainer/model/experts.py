@@ -46,7 +46,8 @@ __all__ = ["Experts", "MixtureOfExperts"]
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 _IGNORED_BITS = 13
-"""Number of mantissa bits ignored: probabilities whose relative difference is below a thousandth count as equal."""
+"""Number of mantissa bits that are ignored, so that probabilities count as equal if their relative difference is below
+a thousandth."""
 
 
 class Experts(nn.Module):
@@ -152,8 +153,8 @@ class MixtureOfExperts(nn.Module):
         return out
 
     def take_load(self) -> Tensor | None:
-        """Return (2, experts) int64 on the device: the choices of this rank's training tokens since the last call, and
-        the dropped ones among them. None if there were no choices."""
+        """Return (2, experts) int64 on the device. The first row counts the choices of this rank's training tokens
+        since the last call, the second row the dropped choices among these. None if there were no choices."""
         load, self._load = self._load, None
         return load
 
@@ -172,7 +173,7 @@ class MixtureOfExperts(nn.Module):
         if not self.capacity_factor:
             return None
         capacity = self._capacity(seq)
-        place = earlier + (sent.cumsum(1) * sent).sum(-1)  # from 1, within the sequence
+        place = earlier + (sent.cumsum(1) * sent).sum(-1)  # the token's place in its expert's queue, counted from 1
         return place <= capacity
 
     def _capacity(self, seq: int) -> int:
@@ -201,19 +202,20 @@ def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup |
     """Let each expert choose tokens of the whole sequence. Returns the weights and experts of each token, both
     (batch, length, n). A token chosen by fewer than n experts has weight zero in the remaining places."""
     whole = sequence_scores(probabilities.detach(), pieces)
-    # Scores of equal tokens differ only in the last bits, which depend on the layout: prefer earlier tokens.
-    scores = (whole.view(torch.int32) + (1 << _IGNORED_BITS - 1)) >> _IGNORED_BITS  # in the order of the floats
+    # Scores of equal tokens differ only in the last bits, which depend on the layout. These bits are dropped, so that
+    # the stable sort prefers earlier tokens. Bit patterns of nonnegative floats have the same order as the floats.
+    scores = (whole.view(torch.int32) + (1 << _IGNORED_BITS - 1)) >> _IGNORED_BITS
     order = scores.argsort(dim=1, descending=True, stable=True)
     taken = torch.zeros_like(whole).scatter_(1, order[:, :capacity], 1.0)
     start = (pieces.rank() if pieces is not None else 0) * probabilities.shape[1]
     masked = probabilities * taken[:, start : start + probabilities.shape[1]]
-    most = max(1, int((masked > 0).sum(-1).amax()))  # synchronises host and device, as the exchange does
+    most = max(1, int((masked > 0).sum(-1).amax()))  # the host waits for the device here, as it does in the exchange
     weights, chosen = masked.topk(most, dim=-1)
     return weights, chosen
 
 
 class _WithLoss(torch.autograd.Function):
-    """Identity whose backward adds the gradient of a loss, as if that loss were part of the final loss."""
+    """Identity in forward. In backward it adds the gradient of a loss, as if that loss were part of the final loss."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, loss: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def to_llama(name: str) -> str:
 
 
 def from_llama(name: str) -> str | None:
-    """Convert a name; None for tensors without a counterpart, such as the table of rotary frequencies."""
+    """Convert a name; None for tensors that Llama does not have, such as the table of rotary frequencies."""
     if name in _WHOLE_BACK:
         return _WHOLE_BACK[name]
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)

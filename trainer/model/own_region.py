@@ -29,7 +29,7 @@ def own_region(parameter: Tensor) -> tuple[slice, ...]:
     assert place is not None
     for _, mesh_dim, dim in sorted(splits):
         start, stop = region[dim].start, region[dim].stop
-        size = -(-(stop - start) // parameter.device_mesh.size(mesh_dim))  # as torch.chunk does
+        size = -(-(stop - start) // parameter.device_mesh.size(mesh_dim))  # rounded up, as by torch.chunk
         first = min(start + place[mesh_dim] * size, stop)
         region[dim] = slice(first, min(first + size, stop))
     return tuple(region)

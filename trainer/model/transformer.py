@@ -214,7 +214,7 @@ class Transformer(nn.Module):
 
     def _chunk_angles(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rotary angles of this rank's chunks (`length` positions in total), and the chunks' attention mask over the
-        whole sequence, (1, 1, length, seq). The mask is None for ring attention, which masks by itself."""
+        whole sequence, (1, 1, length, seq). The mask is None for ring attention, because this has its own masking."""
         size = length // len(self.chunks)
         parts = [slice(chunk * size, (chunk + 1) * size) for chunk in self.chunks]
         cos, sin = (torch.cat([angles[part] for part in parts]) for angles in (self.cos, self.sin))
@@ -271,8 +271,8 @@ def document_attention(query: Tensor, key: Tensor, value: Tensor, numbers: Tenso
     """Attention within documents. All tensors are (batch, heads, seq, head_dim); `key` and `value` may have fewer heads
     than `query` (grouped-query attention).
 
-    Queries are processed in blocks. Each block attends, under its own mask, to the keys up to its last position, and
-    backward recomputes it if there is more than one block. So only the rows of one block exist at a time.
+    Queries are processed in blocks. Each block attends, under a separate mask, to the keys up to its last position. If
+    there is more than one block, backward recomputes them. So only the rows of one block exist at a time.
     """
     seq = query.shape[2]
     if seq <= DOCUMENT_ROWS:

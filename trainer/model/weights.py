@@ -51,7 +51,7 @@ def _found(model: nn.Module, path: Path) -> Iterator[tuple[nn.Parameter, Any]]:
     for name, parameter in model.named_parameters():
         found = where.get(name)
         if found is None and name == "head.weight":
-            found = where.get("embed.weight")  # tied in the file
+            found = where.get("embed.weight")  # the file ties the head to the embedding and stores only the latter
         if found is None:
             raise ConfigError(f"model.weights = {str(path)!r}: {name} not found")
         file, theirs = found

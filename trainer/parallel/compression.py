@@ -7,7 +7,7 @@
     errors = compression.squares()     # (sum of squared errors, sum of squares) of the mean gradient, or None
 
 fp16 and bf16 keep no state between steps. PowerSGD (Vogels et al. 2019) does: each rank adds the error of a step to its
-next gradient, and the factors of a matrix start from those of the previous step. torch keeps errors and factors per
+next gradient, and the factors of a matrix start from the previous step's factors. torch keeps errors and factors per
 bucket, but DDP rebuilds its buckets after the first step of a process. So they are exposed per parameter here
 (`tensors`), are part of copies, rollbacks and checkpoints like the optimizer's state, and are reassembled for the
 current buckets. int8 and top-k also keep errors (`ErrorFeedback`).
@@ -160,7 +160,7 @@ class GradientCompression:
             by_bucket.clear()
 
     def _assemble(self, bucket: GradBucket) -> None:
-        """Pass torch the errors and matrices of a bucket whose parameters have changed."""
+        """If a bucket's parameters have changed, pass torch the errors and matrices for the new ones."""
         index, parameters, power = bucket.index(), bucket.parameters(), self._power
         before = self._layouts.get(index, [])
         if [id(p) for p in before] == [id(p) for p in parameters]:

@@ -50,7 +50,7 @@ class ParallelModel:
     def synchronise_gradients(self, wanted: bool) -> None:
         """Switch the gradient reduction over the data ranks for the next backward. It is on for the last microbatch.
 
-        DDP has an attribute for this, which its `no_sync` sets, and FSDP2 a method. Between microbatches FSDP keeps
+        DDP has an attribute for this, which `no_sync` sets. FSDP2 has a method. Between microbatches FSDP keeps
         unreduced gradients unsharded, which is the price of one reduction instead of many. `reduces_every_microbatch`
         chooses many reductions; then only the reduction over HSDP's replicas waits for the last microbatch.
         """

@@ -3,9 +3,9 @@
     pipeline = Pipeline(parts, config, plan, mesh, device, pp_rank, loss)
     loss = pipeline.run(batch.inputs, batch.targets)        # forward and backward of all microbatches
 
-The shapes of the messages between stages are known and passed to torch. Otherwise it would determine them by an extra
-forward and backward on the first batch, with unwanted gradients and collectives. `stages` and `schedule` are torch's
-own objects, whose `forward_one_chunk` and `backward_one_chunk` the probes hook.
+The shapes of the messages between stages are known and passed to torch. Without them, torch would determine the shapes
+by an extra forward and backward pass on the first batch, with unwanted gradients and collectives. `stages` and
+`schedule` are torch's own objects. The probes hook their `forward_one_chunk` and `backward_one_chunk`.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Pipeline:
         )
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Accumulate gradients over all microbatches. Returns the mean loss on the rank with the last stage, else
-        zero.
+        """Accumulate gradients over all microbatches. Returns the mean loss on the rank with the last stage, and zero
+        on other ranks.
         """
         losses: list[Tensor] = []
         self.schedule.step(

@@ -54,7 +54,7 @@ class _Ring(torch.autograd.Function):
             keys, values = passing[:, :, :, columns].repeat_interleave(shared, dim=2)
             out, block_lse, random = _forward(query[:, :, rows], keys, values, is_causal=step == 0)
             if lse is None:
-                # Copies, because a selective checkpoint keeps the kernel's results, which must not change.
+                # Copy the kernel's results: selective checkpointing keeps them, so they must not change below.
                 mixed, lse = out.to(torch.float32, copy=True), block_lse.clone()
             else:
                 _merge(mixed[:, :, rows], lse[:, :, rows], out, block_lse)
@@ -174,6 +174,6 @@ def _backward(
             grad, query, key, value, None, out, padded, *random, 0.0, wanted, is_causal
         )
     else:
-        sizes = (None, None, query.shape[2], key.shape[2])  # no ragged batch: all sequences have one length
+        sizes = (None, None, query.shape[2], key.shape[2])  # all sequences have the same length, so no offsets
         gradients = _aten._scaled_dot_product_flash_attention_backward(*given, *sizes, 0.0, is_causal, *random)
     return gradients[0], gradients[1], gradients[2]

@@ -8,7 +8,8 @@
   rank's part, in int8 with a float32 scale per 256 numbers. The receiver sums in float32, rounds the mean in the same
   way and sends it to all. For any number of ranks, this takes a quarter of the bytes of a float32 all-reduce. Each
   parameter is padded to 256 numbers per rank. A rank's error is the rounding error of the numbers that it sends, plus N
-  times the rounding error of its parts of the mean, because errors are later divided by the number N of ranks.
+  times the rounding error of its parts of the mean. The factor is the number N of ranks, by which errors are divided
+  later.
 * top-k: every rank sends the fraction `ratio` of the bucket's numbers that are largest in magnitude, with their
   positions. The other numbers are its error. All ranks sum all lists in rank order. The traffic grows by 8 bytes per
   number and rank, so a ratio of 1 % saves bytes only below a hundred ranks.
@@ -40,8 +41,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 def reduce_int8(corrected: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Return the mean of `corrected` (flat, float32) over the group, and this rank's error, to be added to its next
-    gradient. The mean overwrites `corrected`."""
+    """Return the mean of `corrected` (flat, float32) over the group, and the error of this rank. The caller adds the
+    error to the rank's next gradient. The mean overwrites `corrected`."""
     size = group.size()
     rows = _rows(corrected, sizes, size)
     sent = _packed(rows)

@@ -36,7 +36,7 @@ class _Protocol:
     bandwidth_ratio: float
 
 
-# LL, LL128 and Simple.
+# In the order LL, LL128, Simple.
 _RING = (
     _Protocol(base=3.6, nvlink=0.47, pcie=1.0, network=2.7, bandwidth_ratio=0.25),
     _Protocol(base=10.0, nvlink=1.9, pcie=2.5, network=4.0, bandwidth_ratio=0.92),

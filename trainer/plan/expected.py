@@ -46,7 +46,7 @@ MUON_ITERATIONS = 5
 HEADROOM = 0.92
 """Usable share of the device's memory. The rest is left for fragmentation and other processes."""
 _WAITED_FOR = ("ep", "ep+tp", "cp", "cp+tp", "tp", "pp")
-"""Mesh dimensions whose collectives run within each microbatch."""
+"""Mesh dimensions in which collectives run within each microbatch."""
 _FLOAT8_BYTES = 1
 _FORWARD_SHARE = 1 / 3  # of all operations of a step
 

@@ -44,7 +44,7 @@ class Hardware:
     """
     memory_bytes_per_s: float
     host_bytes_per_s: float
-    """Bandwidth of the bus between a device and its host, in one direction."""
+    """Bandwidth of the bus between a device and the host, in one direction."""
     gpus_per_node: int
     inside: str
     inside_bytes_per_s: float
@@ -138,7 +138,7 @@ def parse_hardware(
 def named_hardware(device_name: str) -> Hardware | None:
     """Hardware of a named device, such as `NVIDIA H100 80GB HBM3`, with its usual links; None if unknown."""
     words = re.split(r"[^a-z0-9]+", device_name.lower())
-    names = {*words, *(first + second for first, second in pairwise(words))}  # RTX 4090
+    names = {*words, *(first + second for first, second in pairwise(words))}  # "RTX 4090" is known as "rtx4090"
     gpu = next((name for name in _known()["gpu"] if name in names), None)
     return None if gpu is None else parse_hardware(gpu=gpu, gpu_memory="", gpus_per_node=8, interconnect="")
 

@@ -56,7 +56,7 @@ class Strategies:
 
     @property
     def fastest(self) -> Strategy | None:
-        """The fastest fitting layout, if it is worth the complexity; else None."""
+        """The fastest fitting layout if it is worth the complexity, otherwise None."""
         # The time of an optimizer on the host is not modelled, so offloading layouts are never called faster.
         fitting = [each for each in self.tried if each.expected.fits and not each.expected.memory.host]
         simplest = self.simplest
@@ -144,7 +144,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     yield "FSDP + recompute", mesh(1, -1, recompute="full")
     micro = 1
     yield "FSDP + recompute, one sequence a pass", mesh(1, -1, recompute="full")
-    if accumulates:  # without whole gradients between passes, all activations may fit
+    if accumulates:  # reducing after each sequence keeps no whole gradients, so all activations may fit
         yield "FSDP, each sequence reduced", mesh(1, -1, **each)
         yield "FSDP + recompute, each sequence reduced", mesh(1, -1, recompute="full", **each)
     yield from _smaller_state(config, "FSDP + recompute", mesh(1, -1, recompute="full", **each))

@@ -191,7 +191,7 @@ def _table(titles: Sequence[str], *, left: Sequence[str], no_wrap: Sequence[str]
 
 
 def _options(title: str, strategy: Strategy, width: int) -> list[str]:
-    """Options to copy into a command: on one line, or if they are too wide, one per line with a backslash."""
+    """Options to copy into a command. They are on one line; if that is too wide, one per line with a backslash."""
     options = [f"--set {override}" for override in strategy.overrides] or [strategy.name]
     if len(whole := " ".join([title, *options])) <= width:
         return ["", whole]

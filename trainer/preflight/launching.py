@@ -80,4 +80,4 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
                 launcher.wait(END_S)
             raise
         finally:
-            launcher.kill()  # its ranks exit when it is gone
+            launcher.kill()  # the ranks exit when the launcher is gone

@@ -32,7 +32,8 @@ NUM_ALL_REDUCES = 10
 
 
 def measure_link(partner: int, device: torch.device) -> LinkReading:
-    """Measure the link from this rank to its partner. The partner measures the other direction, before or after.
+    """Measure the link from this rank to its partner. The partner measures the other direction, before or after this
+    rank.
 
     The lower rank sends first.
     """

@@ -14,8 +14,8 @@ __all__ = ["LEAST_ROUNDS", "Pair", "pair_rounds", "repeat_rounds"]
 
 Pair = tuple[int, int]
 LEAST_ROUNDS = 7
-"""Minimum number of partners that distinguishes a slow end, whose links are all slow, from one slow link; with 8 ends
-all pairs are measured.
+"""If an end has at least this many partners, a slow end can be told from a slow link: all links of a slow end are slow.
+With 8 ends all pairs are measured.
 """
 
 

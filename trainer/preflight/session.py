@@ -61,7 +61,7 @@ class Options:
     timeout_s: float = 120.0
     """Seconds to wait for other ranks."""
     runs: Path = Path("runs")
-    """Folder for runs, whose free space is checked."""
+    """Folder for runs. Its free space is checked."""
     settings: tuple[str, ...] = ()
     """More environment variables to compare."""
     tune: Sequence[Mapping[str, str]] = ()
@@ -130,7 +130,7 @@ class Session:
         )
 
     def _measure_device(self, layout: Layout) -> None:
-        """Measure the device, and again if it is slower than its peers."""
+        """Measure the device. If it is slower than its peers, measure it again."""
         measuring = [rank for rank in layout.node_of if layout.measures_speed(rank)]
         self._measure_speed(layout, measuring, "speed")
         if self.place.rank == 0:

@@ -41,8 +41,8 @@ _NCCL_SETTINGS: Sequence[Mapping[str, str]] = (
     {"NCCL_MIN_NCHANNELS": "32"},
 )  # fmt: skip
 _SIZES = (1 << 16, 1 << 22)
-"""Sizes in bytes, in addition to that of the preflight's all-reduce: typical gradient buckets and tensor-parallel
-messages."""
+"""Sizes in bytes that are measured in addition to the size of the preflight's all-reduce: typical gradient buckets and
+tensor-parallel messages."""
 _ROUNDS = 3
 """Number of rounds. The first measures every setting, the others only the fastest ones again. Each begins with a
 reading without a setting."""
@@ -115,7 +115,7 @@ def _agreed(chosen: list[Mapping[str, str]], place: Place) -> list[Mapping[str, 
 def _in_new_processes(
     variables: Mapping[str, str], place: Place, name: str, *, nccl: bool, sizes: Sequence[int]
 ) -> SettingReading | None:
-    """Start this rank's process and wait for it, then for those of the other ranks."""
+    """Start this rank's process and wait for it. Then wait for the processes of the other ranks."""
     request = json.dumps({"name": name, "nccl": nccl, "sizes": sizes})
     # The parents host the store; no child may create one.
     own = {**os.environ, **variables, "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -140,7 +140,7 @@ def _in_new_processes(
 
 
 def _last_line(text: str) -> str:
-    """Last line of a traceback, else of everything that the process printed."""
+    """Last line of the traceback. Without a traceback, the last line that the process printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line.partition(":")[0]]
     return (errors or lines or [""])[-1][:200]

@@ -29,7 +29,8 @@ def _presets() -> dict[str, Path]:
 
 
 def config_path(name: str | Path) -> Path:
-    """Return the file of this name if it exists, else the preset's file. Raises ConfigError if there is neither."""
+    """Return the file of this name. If it does not exist, return the preset's file. Raises ConfigError if there is
+    neither."""
     path = Path(name)
     if str(name) in _presets() and not path.exists():
         return _presets()[str(name)]

@@ -95,14 +95,14 @@ def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
         "world_size": plan.world_size,
         "mesh": plan.sizes,
         "faults": faults,
-        # Without a launcher the parent is a shell, which identifies no run.
+        # Without a launcher, the parent is a shell, whose pid would not identify a run.
         "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
         "command": sys.argv,
     }
 
 
 def make_recorder(identity: Identity, config: Config, run: RunDir, attempt: int, device: torch.device) -> Recorder:
-    """The recorder of this rank. Also completes the manifest, and starts `watch` if no launcher has started it."""
+    """Complete the manifest, start `watch` if no launcher has started it, and return this rank's recorder."""
     if identity.rank == 0:
         _complete_manifest(run, config, identity.world_size)
     if not config.probes.enabled or probes_disabled():
@@ -121,7 +121,7 @@ def make_recorder(identity: Identity, config: Config, run: RunDir, attempt: int,
         if identity.rank == 0:
             recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if identity.local_rank == 0:
-            with failing_open("watch"):  # without `watch` nothing is lost: the tapes are the source of truth
+            with failing_open("watch"):  # a run without `watch` loses no record: the ranks write their own files
                 num_nodes, digests = digest_address()
                 start_detached_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     return recorder

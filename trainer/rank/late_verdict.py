@@ -13,10 +13,10 @@
 3. If the flag is not set, the step was taken, and the usual work follows: votes, copies, checkpoints.
 4. If the flag is set, the state is bitwise the same as before the step. The gradients of the next step are dropped. The
    flagged step is recomputed and judged at once, by the same code as in a run without lag. A NaN that does not recur is
-   judged by its first occurrence. So verdicts, rollbacks and weights are bitwise those of a run without lag. A flagged
-   step that turns out healthy costs one recomputation.
+   judged by its first occurrence. So verdicts, rollbacks and weights are bitwise equal to a run that reads each step at
+   once. A flagged step that turns out healthy costs one recomputation.
 
-The last step and steps before an evaluation are read immediately. So are all steps of runs for which
+The last step and steps before an evaluation are read immediately. All steps of a run are read at once if
 `trainer.layout.step_verdict.reason_to_read_at_once` gives a reason.
 """
 
@@ -42,7 +42,7 @@ __all__ = ["LateVerdict", "Settled", "late_verdict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A step whose numbers have been read."""
+    """A step after its numbers have been read."""
 
     position: Position
     """Before the step."""
@@ -59,7 +59,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:
-    """A step whose numbers have not been read yet."""
+    """A step before its numbers have been read."""
 
     position: Position
     batch: Batch
@@ -114,15 +114,17 @@ class LateVerdict:
         )
         if settled.is_left_out:
             self.recovery.integrity.left_out(settled.step)
-            self._repeated = settled  # the record stays open until it is known whether these numbers belong to the step
+            # Nothing is logged yet: it is not known whether these numbers or those of a repetition belong to the step.
+            self._repeated = settled
         else:
             self.recorder.log_late(settled.step, **self._columns(settled), lr=settled.rate, committed=True)
         return settled
 
     def judged(self, result: StepResult) -> StepResult:
-        """Return the numbers by which a step that was read immediately is judged. These are `result`, unless the step
-        is repeated and only its first numbers were not finite, which shows a device fault: then they are the first
-        ones. Also completes the record of the first computation, with its numbers if they are judged.
+        """Return the numbers by which a step that was read immediately is judged. Usually these are `result`. If the
+        step was repeated and only the first numbers were not finite, they are the first numbers, because this shows a
+        device fault. This method also completes the record of the first computation, with its numbers if they are
+        judged.
         """
         first, self._repeated = self._repeated, None
         if first is None:
@@ -138,7 +140,7 @@ class LateVerdict:
         return {"loss": result.loss, "grad_norm": result.norm, **result.own_columns(has_loss=self.training.has_loss)}
 
     def _flag(self, numbers: StepNumbers) -> Tensor:
-        """Flag on the device: 1 if the step may be unhealthy, else 0; the same on all ranks."""
+        """Flag on the device: 1 if the step may be unhealthy, otherwise 0; the same on all ranks."""
         guard, loss = self.recovery.guard, numbers.loss
         low, high = guard.detector.clean_range() if guard.enabled else (-math.inf, math.inf)
         return ~(torch.isfinite(numbers.norm) & (loss > low) & (loss < high))

@@ -56,7 +56,8 @@ class Session:
     gradients: BackwardProbe | None = None
     experts: BackwardProbe | None = None
     unreduced: UnreducedGradients | None = None
-    """Norm of local gradients; None if they are not whole, or their reductions cannot be told from others."""
+    """Norm of local gradients. None if a rank's gradients are not whole, or if their reductions look like other calls.
+    """
     reduction_inputs: ReductionInputs | None = None
     """Checks whether gradients were finite before their reduction; None if they are reduced on the host."""
     late: LateVerdict | None = None
@@ -77,7 +78,7 @@ def train(session: Session) -> str:
 
 
 def steps(session: Session, position: Position) -> Iterator[tuple[Position, bool]]:
-    """Take one step at each `next`, from `position` on; yields the new position, and whether a stop ended the run."""
+    """Take a step at each `next`, beginning at `position`. Yields the new position, and whether a stop ended it."""
     stop = False
     while position.step < session.training.config.train.steps and not stop:
         with session.recorder.step(position.step + 1):
@@ -125,7 +126,7 @@ def _judge(session: Session, position: Position, batch: Batch, result: StepResul
     step, batch_index, stop = position.step + 1, position.batch_index, result.votes.stop > 0
     recovery.apply_votes(result.votes)
     if recovery.recompute(position, batch_index):
-        recorder.log(committed=False)  # without loss and norm, because the recomputation's numbers count
+        recorder.log(committed=False)  # loss and norm are not logged here, because those of the recomputation count
         return position, stop
     own = result.own_columns(has_loss=training.has_loss)
     recorder.log(loss=result.loss, grad_norm=result.norm, committed=False, **own)
@@ -148,9 +149,10 @@ def _judge(session: Session, position: Position, batch: Batch, result: StepResul
 
 
 def _settle(session: Session, late: LateVerdict) -> tuple[Position, bool]:
-    """Finish the step whose numbers were not read yet. Returns the position after it, and True if a stop was requested.
+    """Finish the step of which the numbers have not been read yet. Returns the position after it, and True if a stop
+    was requested.
 
-    Its verdict is healthy unless its update was left out, or state has changed outside the optimizer.
+    The step's verdict is healthy unless its update was left out, or state has changed outside the optimizer.
     """
     recovery, settled = session.recovery, late.settle()
     result, position, stop = settled.result, settled.position, settled.result.votes.stop > 0

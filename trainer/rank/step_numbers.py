@@ -21,15 +21,15 @@ __all__ = ["StepNumbers", "StepResult", "reduce_numbers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The numbers of one step. `own_loss` and `own_norm` are those of this rank (NaN if it has none). The others are
-    the same on all ranks."""
+    """The numbers of one step. `own_loss` and `own_norm` are the loss and norm of this rank alone (NaN if it has none).
+    The others are the same on all ranks."""
 
     loss: float
     norm: float
     votes: StepVotes
     own_loss: float
     own_norm: float
-    """Norm of this rank's gradient before reduction; NaN in most steps, in which it is not measured."""
+    """Norm of this rank's gradient before reduction; NaN in most steps, because it is measured only in some."""
     compression_error: float | None = None
     """Error of the reduced gradient relative to the uncompressed one; None if not measured."""
 
@@ -51,7 +51,7 @@ class StepNumbers:
     has_loss: bool
     has_compression: bool
     scale: float
-    """Loss scale in fp16, else 1."""
+    """Loss scale in fp16, otherwise 1."""
 
     @property
     def norm(self) -> Tensor:

@@ -4,11 +4,11 @@
     torchrun --nproc-per-node 4 --max-restarts 3 -m trainer.rank.worker my.toml --fault kill@step=20,rank=1
 
 The environment identifies the rank (RANK, WORLD_SIZE, ...). RANKSCOPE_RUN_DIR names the run's folder. Without it rank 0
-creates a folder, or finds that of the former attempt, and publishes it through the rendezvous store. RANKSCOPE_CONFIG
-holds a resolved configuration as JSON, used if no CONFIG is given.
+creates a folder, or finds the folder of the former attempt, and announces it through the rendezvous store.
+RANKSCOPE_CONFIG holds a resolved configuration as JSON, used if no CONFIG is given.
 
 SIGTERM and SIGINT end the run with a checkpoint, after a step that all ranks agree on. A second signal of the same
-kind, or the end of the time budget (`trainer.stop_budget`), ends the process at once. Exit codes are those of
+kind, or the end of the time budget (`trainer.stop_budget`), ends the process at once. Exit codes are listed in
 `trainer.exit_codes`. Under other launchers, 143 (stopped on request) becomes 0, because they would restart the rank.
 """
 
@@ -70,7 +70,7 @@ __all__ = ["main", "run_and_leave"]
 IMPATIENCE_S = 1.0
 """Seconds after which a repeated signal ends the process immediately."""
 FENCE_INTERVAL_S = 1.0
-"""Seconds between checks whether a later attempt has taken over the run, in addition to the check at each write."""
+"""Seconds between two checks of whether a later attempt has taken over the run. Each write checks this as well."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -230,11 +230,10 @@ def run_and_leave() -> None:
 
 
 class StopRequest:
-    """Installed once in a process, from its main thread.
-
-    SIGTERM and SIGINT request a stop after the step, with a checkpoint; the same signal again ends the process at once.
-    Python runs a signal handler only when the main thread returns from C, which it may never do while waiting in a
-    collective. So a separate thread, woken by the C handler through a pipe, measures the time.
+    """Handles signals; it is installed once in a process, from the main thread. SIGTERM and SIGINT request a stop after
+    the step, with a checkpoint. The same signal again ends the process at once. Python runs a signal handler only when
+    the main thread returns from C, which it may never do while waiting in a collective. So a separate thread, woken by
+    the C handler through a pipe, measures the time.
     """
 
     def __init__(self, grace_s: float, on_unsaved: Callable[[int], None]) -> None:

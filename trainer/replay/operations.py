@@ -57,7 +57,7 @@ def is_bad(tensor: Tensor) -> bool:
     with disable_current_modes(), torch.no_grad():
         tensor = tensor.detach()
         if math.isfinite(tensor.sum(dtype=torch.float32).item()):
-            # a sum with a NaN or Inf is never finite; a sum of finite numbers may overflow, so check again
+            # A sum with a NaN or Inf is never finite. (A sum that is not finite may be an overflow: check each number.)
             return False
         return not bool(torch.isfinite(tensor).all())
 
@@ -87,8 +87,8 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         self._suspects: list[Suspect] = []
 
     def take(self, since: int = 0) -> Suspect | None:
-        """Return the first suspect from position `since` on, preferably one without a constant Inf, and drop all
-        suspects from there on."""
+        """Return the first suspect at or after position `since`, preferably one without a constant Inf. Drop all
+        suspects at or after this position."""
         found, self._suspects[since:] = self._suspects[since:], []
         return next((suspect for suspect in found if suspect.clean), found[0] if found else None)
 
@@ -98,7 +98,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return len(self._suspects)
 
     def forget(self, since: int) -> None:
-        """Drop the suspects from a position on."""
+        """Drop the suspects at and after a position."""
         del self._suspects[since:]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None) -> Any:
@@ -108,7 +108,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         checked = isinstance(func, OpOverload) and func.namespace == "aten"
         checked = checked and func._schema.name.removeprefix("aten::").lstrip("_") not in _SKIP
         inputs_bad = None
-        if checked and func._schema.is_mutable:  # afterwards the inputs hold the outputs
+        if checked and func._schema.is_mutable:  # check the inputs now: the operation writes its result into them
             inputs_bad = self._any_bad(args, kwargs)
         out = func(*args, **kwargs)
         if checked:
@@ -123,7 +123,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         arguments = [*_leaves(args), *_leaves(kwargs)]
         tensors = [value for value in arguments if isinstance(value, Tensor)]
         if not tensors:
-            return  # a constant
+            return  # the operation has no tensor input, so it creates a constant
         constants = [value for value in arguments if isinstance(value, float)]
         rows, count = _bad_rows(bad)
         backward = in_backward()

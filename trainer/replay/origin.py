@@ -60,7 +60,7 @@ class OriginWatch:
         self.origin: Origin | None = None
         self._parts = parts
         self._operations = OperationWatch()
-        # (module, number of suspects before it) of the modules that are running forward
+        # The modules whose forward pass is running: (name, number of suspects before it began).
         self._stack: list[tuple[str, int]] = []
         self._handles: list[Any] = []
         self._microbatches = [-1] * len(parts)
@@ -72,8 +72,8 @@ class OriginWatch:
             for name, module in part.named_modules():
                 self._handles += [
                     module.register_forward_pre_hook(self._entering(name, number), with_kwargs=True),
-                    # Called even on an exception, because torch aborts a recomputation as soon as it has the needed
-                    # tensors.
+                    # The hook is called even on an exception, because torch aborts a recomputation by an exception
+                    # once it has the needed tensors.
                     module.register_forward_hook(self._leaving(name), with_kwargs=True, always_call=True),
                 ]
         self._exit.enter_context(self._operations)

@@ -56,7 +56,7 @@ def main(folder: Path, rank: int) -> int:
         (folder / f"rank-{rank}.error").write_text(" ".join(str(error).split()) + "\n")
         return 2
     (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(result)))
-    dist.barrier()  # so that no rank closes connections that others still use
+    dist.barrier()  # wait for all ranks, so that no rank closes connections that others still use
     return 0
 
 

@@ -127,7 +127,7 @@ def _replay(
     if runs_in_one_process(plan):
         device = pick_device(config, 0)
         result = replay_target(config, plan, target, device, losses=losses, report=report)
-        return [json.loads(json.dumps(asdict(result)))], 1  # in the form in which another process would write it
+        return [json.loads(json.dumps(asdict(result)))], 1  # the same JSON types as if a separate process had run it
     available = torch.cuda.device_count()
     if config.train.device == "cuda" and available < plan.world_size:
         raise ReplayError(
@@ -159,7 +159,7 @@ def _run_ranks(folder: Path, world_size: int, report: Callable[[str], None]) -> 
                 report(line)
             shown = len(lines)
             if failed := [rank for rank, code in enumerate(codes) if code]:
-                # when one process fails the others fail, too; collect the errors written so far
+                # If one process fails, the others soon fail, too. Give them time to write their errors.
                 time.sleep(5 * _POLL_S)
                 raise ReplayError(_failure(folder, failed))
             if time.monotonic() > deadline:
@@ -182,7 +182,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _failure(folder: Path, failed: Sequence[int]) -> str:
-    """The reason in one line: the error that a rank reported, else the end of its log."""
+    """The reason in one line. It is the error that a rank reported; without one, the end of the rank's log."""
     for rank in range(len(list(folder.glob("rank-*.log")))):
         if lines := _lines(folder / f"rank-{rank}.error"):
             return lines[0]

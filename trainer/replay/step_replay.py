@@ -4,14 +4,14 @@ replay the step.
     result = replay_target(config, plan, target, device, report=print)   # events `replay`, as a run's triage writes
 
 1. The checkpoint is read (hashes first), or the initial state is made.
-2. If this state is older than the one before the step, the step's batch is also replayed on it. A fault that recurs
-   there is caused by the batch.
+2. If this state is older than the state before the step, the step's batch is also replayed on the older state. A fault
+   that recurs there is caused by the batch.
 3. The updates in between are repeated with the recorded batches and learning rates.
 4. The step is replayed with every operation watched. Its update is not taken.
 
 With as many ranks as the run had, all of them do this together. Replicas without any sharding (DDP) need only one
-process, which computes the data ranks' shares one after the other and averages the gradients itself. The average may
-then differ in the last bits. Nothing is written into the run's folder.
+process. It computes the data ranks' shares one after the other, and averages the gradients. The average may then differ
+in the last bits. Nothing is written into the run's folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_OVERFLOWS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share(Plan):
-    """Plan of a process that takes the place of one data rank after the other."""
+    """Plan of a process that stands for one data rank after the other."""
 
     num_shares: int
     share: int = 0
@@ -68,7 +68,7 @@ class ProcessReplay:
     """Largest relative difference between the recomputed and the recorded loss of earlier steps; None if no loss was
     compared."""
     data_differs: bool
-    """True if the data are not those with which the checkpoint was saved."""
+    """True if the data differ from the data with which the checkpoint was saved."""
 
 
 def runs_in_one_process(plan: Plan) -> bool:
@@ -87,8 +87,8 @@ def replay_target(
 ) -> ProcessReplay:
     """Replay the target. `losses`: recorded losses by step, to be compared with the recomputed losses.
 
-    Collective if the process group is initialised; otherwise `plan` must run in one process. Raises CheckpointError or
-    ConfigError.
+    Collective if the process group is initialised. If it is not, `plan` must run in one process. Raises CheckpointError
+    or ConfigError.
     """
     if torch.distributed.is_initialized():
         training, ranks = build(config, plan, device, with_weights=False), None
@@ -111,7 +111,7 @@ def _closing(training: Training) -> Iterator[None]:
 
 
 class _StepReplayer:
-    """Replays one target. `ranks`: the ranks whose place this process takes; None: only its own."""
+    """Replays one target. `ranks`: the ranks that this process stands for; None: only its own."""
 
     def __init__(
         self, training: Training, target: Target, ranks: list[int] | None, report: Callable[[str], None]
@@ -153,7 +153,7 @@ class _StepReplayer:
     # The step itself.
 
     def _replayed(self, state: Literal["same", "restored"], state_step: int) -> list[dict[str, Any]]:
-        """Replay the step; returns one event for each rank whose place this process takes."""
+        """Replay the step; returns one event for each rank that this process stands for."""
         whole = None if self.ranks is None else self._whole(self.target.batch_index)
         events = []
         for rank in [self.training.rank] if self.ranks is None else self.ranks:
@@ -222,7 +222,7 @@ class _StepReplayer:
         return total / len(self.ranks), training.clip().norm
 
     def _batch(self, batch_index: int, rank: int) -> Batch:
-        """Return a rank's share of the batch; in a single process, the training takes the place of that rank."""
+        """Return a rank's share of the batch. In a single process, the training stands for that rank."""
         training = self.training
         if isinstance(training.plan, _Share):
             training.plan = replace(training.plan, share=rank)

@@ -5,9 +5,10 @@
     target.state_step, target.updates       # 32, and the recorded updates of steps 33 to 39 (batch, learning rate)
 
 A step may run more than once, after a rollback or a restart. The target is the execution that went wrong: the first one
-that was refused or not finite, or else the last one. It is replayed from the newest earlier checkpoint that the guard
-found good. Without one, it is replayed from the newest earlier checkpoint, or else from the initial state, which the
-seed determines. The records hold the batches and learning rates in between, so the same updates can be recomputed.
+that was refused or not finite. If there is none, it is the last execution. It is replayed from the newest earlier
+checkpoint that the guard found good. Without one, it is replayed from the newest earlier checkpoint, or else from the
+initial state, which the seed determines. The records hold the batches and learning rates in between, so the same
+updates can be recomputed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from trainer.checkpoint.state import Values
 __all__ = ["ReplayError", "Target", "Update", "find_target"]
 
 LEVEL_STEPS = 20
-"""Number of steps before a spike. Their median loss is the usual level if no event has recorded it."""
+"""Number of steps before a spike. The median loss of these steps is the usual level if no event has recorded the level.
+"""
 
 
 class ReplayError(ValueError):
@@ -103,8 +105,8 @@ def find_target(source: Source, run: RunDir, step: int) -> Target:
 
 
 def _execution(source: Source, run: RunDir, step: int) -> tuple[int, int, int, float, float, bool]:
-    """Find the execution that went wrong, or else the last one. Returns its attempt, start time in nanoseconds, batch,
-    loss and gradient norm, and True if its update was taken."""
+    """Find the execution of the step that went wrong. If none did, take the last execution. Returns its attempt, start
+    time in nanoseconds, batch, loss and gradient norm, and True if its update was taken."""
     rows = source.rows(
         "SELECT attempt, start_ns, batch_index, coalesce(loss, 'nan'::DOUBLE), coalesce(grad_norm, 'nan'::DOUBLE), "
         "committed IS NOT FALSE FROM steps WHERE step = ? AND rank >= 0 AND batch_index IS NOT NULL "
@@ -161,8 +163,8 @@ def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, 
         try:
             position = Values.from_json(read_manifest(folder)["values"]).position
         except (CheckpointError, StorageError, KeyError, TypeError, ValueError):
-            continue  # damaged: use an older one
-        if position.batch_index <= batch_index:  # else it was saved after a rollback, and includes later batches
+            continue  # this checkpoint is damaged, so an older one is used
+        if position.batch_index <= batch_index:  # otherwise it was saved after a rollback: it has seen later batches
             usable.append((saved <= good, saved, folder))
     if not usable:
         return None, 0, True
@@ -171,7 +173,8 @@ def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, 
 
 
 def _updates(source: Source, state_step: int, step: int, start_ns: int) -> tuple[Update, ...]:
-    """The updates between the state and the step. Each is that of the execution whose update was kept."""
+    """The updates between the state and the step. If a step was executed more than once, its update is of the execution
+    that was kept."""
     rows: Sequence[tuple[Any, ...]] = source.rows(
         "SELECT step, arg_max(batch_index, start_ns), arg_max(lr, start_ns) FROM steps WHERE rank >= 0 "
         "AND step > ? AND step < ? AND start_ns < ? AND committed IS NOT FALSE AND batch_index IS NOT NULL "

@@ -7,8 +7,8 @@
 Recomputation is deterministic. So a NaN that does not recur was caused by a device, its memory or a race. A NaN that
 recurs was caused by data or numerics (or a device with a permanent fault). The older state separates data from
 numerics: if the NaN recurs on that state, too, the batch is the cause, otherwise the weights of the refused step. Each
-replay is one forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`). Its
-gradients are dropped.
+replay is one forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`). The
+gradients of the replay are dropped.
 
 A replay changes no parameter, optimizer state, position or data loader, and restores the random generators. Replays are
 collective, so every decision here depends only on numbers that all ranks share.
@@ -150,7 +150,7 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
     """Run one watched forward and backward pass of all ranks, without side effects. Collective."""
     start = time.monotonic()
     generators = rng_state(training.device)
-    # phases of the replay must not be recorded as phases of the step
+    # The phases of the replay must not be recorded as phases of the step.
     recorder, training.recorder = training.recorder, NullRecorder()
     try:
         with (
@@ -186,7 +186,7 @@ def is_reproduced(verdict: Verdict, replayed: Replay) -> bool:
     if verdict.kind != "spike":
         return False
     if not (math.isfinite(verdict.loss) and math.isfinite(verdict.loss_level)):
-        return True  # without an earlier level, assume the same loss
+        return True  # no earlier level to compare with, so assume that the replay reproduced the loss
     return replayed.loss >= 0.5 * (verdict.loss + verdict.loss_level)
 
 

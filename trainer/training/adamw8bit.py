@@ -4,8 +4,8 @@
 
 Groups with `eight_bit = True` have matrices only. A moment is read as float32, updated as by AdamW, and written back as
 the nearest of the 256 values of dynamic quantisation (Dettmers et al. 2022, arXiv 2110.02861), scaled by the largest
-magnitude of its block. Norms have float32 moments. As in the paper, so does the embedding, because a step changes only
-a few of its rows.
+magnitude of its block. Norms have float32 moments. As in the paper, the embedding does so too, because a step changes
+only a few of its rows.
 
 A block lies within one row. So a shard of rows has the codes and scales of these rows, and a checkpoint can be loaded
 in any layout that splits no block; `trainer.layout.constraints` refuses other layouts. Codes and scales are plain

@@ -23,8 +23,8 @@ STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class AdamWOnHost(torch.optim.Optimizer):
-    """AdamW whose moments are in host memory. `found_inf`: a number on the device; the update is skipped if it is not
-    zero, as in torch's fused AdamW."""
+    """AdamW with moments in host memory. `found_inf`: a number on the device; the update is skipped if it is not zero,
+    as in torch's fused AdamW."""
 
     found_inf: Tensor | None = None
 

@@ -165,8 +165,8 @@ def _set_up_async_tp(mesh: DeviceMesh | None, device: torch.device) -> None:
 
 
 def _agree_on_data(corpora: list[TokenSource | Mixture], device: torch.device) -> None:
-    """Check that all ranks have the same data. Otherwise a node with another Python version or other files would
-    silently train on other batches.
+    """Check that all ranks have the same data. Without this check, a node with another Python version or other files
+    would silently train on other batches.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return

@@ -41,7 +41,8 @@ class ClipResult(NamedTuple):
     """The gradient norm, and the numbers that were reduced or read back with it."""
 
     norm: float
-    """Global norm before clipping, unscaled in fp16; equal on all ranks, NaN or Inf if any gradient is."""
+    """Global norm before clipping, equal on all ranks. With fp16, the loss scale is divided out. NaN or Inf if any
+    gradient is."""
     sums: list[float]
     """Sums over all ranks of the rows passed as `summed`."""
     own: list[float]
@@ -80,9 +81,9 @@ class ClipNumbers:
 def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Give every gradient its parameter's placement on the tensor-parallel ranks.
 
-    DTensor leaves the gradient of a norm under sequence parallelism as a partial sum, and the gradient of the
-    vocabulary-parallel embedding whole on every rank. FSDP2 handles this itself. Without FSDP the optimizer would
-    redistribute in each of its operations, and readers of the local part would see only a part.
+    Under sequence parallelism, DTensor leaves the gradients of normalization layers as partial sums. It leaves the
+    gradient of the vocabulary-parallel embedding whole on every rank. FSDP2 handles this itself. Without FSDP the
+    optimizer would redistribute in each of its operations, and code that reads the local part would see a partial sum.
     """
     for parameter in parameters:
         grad = parameter.grad
@@ -156,7 +157,7 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 def scale_gradients(gradients: Sequence[tuple[int, list[Tensor]]], factor: Tensor) -> None:
     """Multiply all gradients in place."""
     if factor.is_cpu and factor.item() == 1.0:
-        return  # skip a needless pass; not on a GPU, where the check would wait for the device
+        return  # scaling by 1 is needless; on a GPU this is not checked, because the host would wait for the device
     for _, local in gradients:
         # Offloaded gradients are on the host, so the host waits for the factor.
         foreach_mul(local, factor.to(local[0].device, torch.float32))

@@ -67,7 +67,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Each parameter of the rank's model parts once, with its name. Tied parameters have their first name."""
+    """The parameters of the rank's model parts with their names, each parameter once. Tied parameters have their first
+    name."""
     for module in modules:
         yield from module.named_parameters()
 
@@ -155,7 +156,7 @@ def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -
 
 
 def updated_here(optimizer: torch.optim.Optimizer) -> set[Tensor]:
-    """The parameters that this rank updates: all, except under ZeRO-1."""
+    """The parameters that this rank updates. These are all parameters, except under ZeRO-1."""
     return {parameter for group in _own_optimizer(optimizer).param_groups for parameter in group["params"]}
 
 

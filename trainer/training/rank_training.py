@@ -1,6 +1,6 @@
 """Model parts, optimizer and data of one rank, and the phases of a step.
 
-Made by `trainer.training.build.build`, whose module docstring shows the loop that uses it.
+It is made by `trainer.training.build.build`. The docstring of that module shows the loop that uses it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Training:
         yield from named_parameters(self.modules)
 
     def fill_weights(self) -> None:
-        """Initialise the parameters: from `model.weights`, else randomly.
+        """Initialise the parameters, from `model.weights` or else randomly.
 
         Raises ConfigError, one line, for weights that cannot be used.
         """
@@ -119,8 +119,8 @@ class Training:
     def forward_backward(self, batch: Batch) -> Tensor:
         """Accumulate the gradients of the rank's rows of `batch`; returns its mean loss, a detached float32 scalar.
 
-        The gradients are those of the mean over the whole global batch, reduced over the data ranks with the last
-        microbatch. The loss is this rank's own, zero where `has_loss` is false: see `global_mean` for the batch's.
+        They are the gradients of the mean over the whole global batch, and are reduced over the data ranks with the
+        last microbatch. The loss is this rank's own, zero where `has_loss` is false: see `global_mean` for the batch's.
         In a pipeline, the probes record spans from its stages.
         """
         self._seed_dropout(batch.index)
@@ -207,7 +207,7 @@ class Training:
         return token_loss(module(inputs), targets)
 
     def own_piece(self, batch: Batch) -> Batch:
-        """This rank's part of each sequence under context parallel; else the whole batch."""
+        """Under context parallelism, this rank's part of each sequence; otherwise the whole batch."""
         return batch.select_chunks(*self.plan.chunks(self.rank, self.config.parallel.cp_exchange))
 
     def _microbatches(self) -> Iterator[slice]:
@@ -218,7 +218,7 @@ class Training:
         """Mean over the global batch, the same on every rank. Collective over all ranks; one number."""
         if not dist.is_initialized() or self.plan.world_size == 1:
             return loss
-        # Each tensor-parallel rank adds the same loss; pipeline ranks without one add nothing.
+        # Each tensor-parallel rank adds the same loss; pipeline ranks that have no loss add nothing.
         copies = self.plan.loss_copies
         total = loss / copies if self.has_loss else torch.zeros_like(loss)
         dist.all_reduce(total)
@@ -301,7 +301,7 @@ class Training:
 
     @functools.cached_property
     def compressions(self) -> list[GradientCompression]:
-        """Gradient compression of this rank's model parts; empty without any."""
+        """Gradient compression of this rank's model parts; empty if gradients are not compressed."""
         return [part.compression for part in self.parts if part.compression is not None]
 
     def sample_compression(self, wanted: bool) -> None:
@@ -316,8 +316,9 @@ class Training:
 
     @contextlib.contextmanager
     def without_side_effects(self) -> Iterator[None]:
-        """Context for a step without side effects: gradients are reduced uncompressed, error feedback does not change,
-        expert load is not counted. Uses whole logits if they fit, so that each layer's output can be examined."""
+        """Context for a step without side effects: gradients are reduced without compression, error feedback does not
+        change, and expert load is not counted. Uses whole logits if they fit, so that each layer's output can be
+        examined."""
 
         def set_active(active: bool) -> None:
             for compression in self.compressions:

@@ -30,21 +30,21 @@ from watch.digests.link import LEADER, DigestLink, Refusal, Verdict
 __all__ = ["SILENT_S", "JobWatch"]
 
 SILENT_S = 8.0
-"""Seconds without a digest after which a node is silent: a killed watch is restarted within 2 s and imports torch
-before its first digest.
+"""Seconds without a digest after which a node is called silent. The limit leaves time for a killed watch, which is
+restarted within 2 s and imports torch before it sends a digest.
 """
 MOVED_NS = 5_000_000
 """A clock offset that has changed by this much is reported again."""
 UNHEARD_S = 60.0
-"""Seconds after the start of an attempt within which a node's first digest is expected: its watch and ranks import
-torch at the same time.
+"""Seconds from the start of an attempt to the latest expected time of a node's first digest. They are many because the
+watch and the ranks of a node import torch at the same time.
 """
 REFUSED_EVERY_S = 60.0
 """Seconds between two events about messages refused for the same reason."""
 OVER = Verdict(attempt=-1, ranks=(), summary="over")
 """A verdict that withdraws the previous one."""
 _RANK_FIELDS = ("exit_rank", "state_rank", "killed_rank")
-"""Fields of events that name a rank other than the writer."""
+"""Fields of events in which a number is a rank that did not write the event."""
 _LAUNCHER_END_KINDS = (event_kinds.LAUNCHER_LOST, event_kinds.STOP_REQUESTED)
 """Events about the end of a node's launcher. Without them, the leader would take the ends of its ranks for failures."""
 
@@ -66,7 +66,8 @@ class JobWatch:
         self._offsets_ns: dict[int, int] = {}
         self._last: Digest | None = None
         self._has_published = False
-        self._refused: dict[Refusal, tuple[float, int]] = {}  # time of the last report (monotonic), messages since then
+        # {refusal: (monotonic time of its last report, number of messages refused since then)}
+        self._refused: dict[Refusal, tuple[float, int]] = {}
         if not link.is_signed:
             events.write(event_kinds.DIGESTS_UNSIGNED, node_rank=node_rank)
 
@@ -86,7 +87,7 @@ class JobWatch:
         return {node: clock.offset_ns for node, clock in self.link.clocks.items()}
 
     def exchange(self, source: Source, attempt: int, local_ranks: Set[int]) -> None:
-        """Send the digest of this node's ranks; the leader collects those of the other nodes."""
+        """Send the digest of this node's ranks; the leader collects the digests of the other nodes."""
         self._report_refusals()
         if self.leads:
             self.digests = self.link.received()
@@ -116,7 +117,7 @@ class JobWatch:
         return verdict if verdict is not None and verdict.attempt == attempt else None
 
     def close(self) -> None:
-        """Announce the end of this node's watch, so that its silence is not reported."""
+        """Tell the other nodes that this node's watch ends, so that they do not report the node as silent."""
         if self._last is not None:
             last = self._last
             self.link.publish(
@@ -158,7 +159,7 @@ class JobWatch:
                 )
 
     def _report_missing_nodes(self, source: Source, attempt: int, local_ranks: Set[int]) -> None:
-        """Report nodes that never sent a digest: the attempt has more ranks than the digests contain."""
+        """Report nodes that never sent a digest, if the attempt has more ranks than the received digests cover."""
         unheard = self.link.others - {digest.node for digest in self.digests}
         if not local_ranks or not unheard - self._silent:
             return

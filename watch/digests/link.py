@@ -53,7 +53,7 @@ MAX_SUMMARY = 4000
 MAX_REFUSALS = 1000
 """Maximum distinct refusals kept until they are collected."""
 LEADER_KEY = "rankscope/leader"
-"""Key of the message by which node 0 announces its session to all nodes; it has no body."""
+"""Key of the message with which node 0 announces its session to all nodes. The message has no body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class DigestLink:
         self._stopped.set()
         self._wake.set()
         for thread in self._threads:
-            # send the last digest, and do not exit while torch waits: that would abort the process
+            # Let the thread send the last digest. If the process exits while torch waits in the thread, it aborts.
             thread.join(CLOSE_S)
 
     def publish(self, digest: Digest) -> None:
@@ -200,7 +200,9 @@ class DigestLink:
 
         host, port = self._address
         with socket.create_connection(self._address, STORE_S):
-            pass  # torch's retries use up the whole timeout, and a process that exits during one aborts
+            # Connect first, to fail at once if nothing listens. torch would retry until the timeout, and the process
+            # would abort if it exits during a retry.
+            pass
         store: TCPStore = distributed.TCPStore(
             host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE_S)
         )
@@ -213,7 +215,7 @@ class DigestLink:
         clocks = None
         if self.node == LEADER:
             clocks = ClockClient(store, self._others, self._signer, self._clock, self._refuse)
-        self._sent, self._sent_verdicts = (b"", NO_SESSION), {}  # the store may have been restarted
+        self._sent, self._sent_verdicts = (b"", NO_SESSION), {}  # a restarted store has lost what was sent: send again
         self.is_connected = True
         while True:
             is_last = self._stopped.is_set()
@@ -265,7 +267,7 @@ class DigestLink:
             self._received[node] = replace(digest, received_ns=self._clock())
 
     def _send_verdict(self, store: Any) -> None:
-        """Send the verdict to each node that does not have it, including nodes whose watch was restarted."""
+        """Send the verdict to each node that does not have it, including nodes with a restarted watch."""
         verdict = self._own_verdict
         if verdict is None:
             return

@@ -99,12 +99,12 @@ class Inbox:
         message = self._signer.open(self._purpose, data, sender=self._sender, to=self._signer.node)
         if message.echo != self._signer.session:
             if self.session == NO_SESSION:
-                return None  # sent before this process started
+                return None  # the sender did not yet know this process, which has just started
             raise MessageRefused("it was sent to an earlier process (replayed)")
         is_older = message.session == self.session and message.counter <= self._counter
         if is_older or message.session in self._former_sessions:
             raise MessageRefused("it is older than a message received before (replayed)")
         if self.session not in (NO_SESSION, message.session):
-            self._former_sessions.add(self.session)  # the sender was restarted
+            self._former_sessions.add(self.session)  # a new session: the sender has been restarted
         self._last, self.session, self._counter = data, message.session, message.counter
         return message

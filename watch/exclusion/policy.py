@@ -29,7 +29,7 @@ _LASTING = ("chronic", "since")
 def reason_to_keep(finding: Finding, settings: RecoverySettings, *, has_experts: bool = False) -> str:
     """Return why a straggler stays in the run; empty if it may be excluded.
 
-    `has_experts`: ranks hold different experts, so that their amount of compute depends on token routing.
+    `has_experts`: True if ranks hold different experts. The routing of tokens then decides how much each rank computes.
 
     Replacing a device helps only if the device is the cause: a rank that has more work would be as slow on another
     device.

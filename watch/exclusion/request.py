@@ -21,7 +21,7 @@ NAME = "exclusion-request.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExclusionRequest:
-    """Exclude the devices of these ranks from the next attempt on."""
+    """Exclude the devices of these ranks in the next attempt and all later ones."""
 
     attempt: int
     ranks: tuple[int, ...]
@@ -43,7 +43,7 @@ class RequestFile:
         self._answered: set[tuple[int, tuple[int, ...]]] = set()
 
     def poll(self, attempt: int) -> ExclusionRequest | None:
-        """Return the request if it is new and for this attempt, else None."""
+        """Return the request if it is new and for this attempt, otherwise None."""
         request = self._poll.changed(_parse)
         if request is None or request.attempt != attempt or (attempt, request.ranks) in self._answered:
             return None

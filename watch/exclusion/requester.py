@@ -3,11 +3,12 @@
     requester = ExclusionRequester.of(run, judge, events, node_rank=0)     # None if the run only reports stragglers
     requester.poll(store, attempt, now_ns)                    # once a tick
 
-A straggler is excluded once it has been reported for long enough and, when judged again, is still slow, costs enough,
-and the cause is its device. If a reported rank is kept, an event gives the reason.
+A straggler is excluded once it has been reported for long enough. It is then judged again: it must still be slow and
+cost enough, and its device must be the cause. If a reported rank is kept, an event gives the reason.
 
-The watch of node 0 asks for all ranks; another node's watch asks only if node 0 cannot see its records. Otherwise two
-watches, which do not know each other's requests, could exclude two ranks within one cool-down.
+The watch of node 0 asks for all ranks; another node's watch asks only if node 0 cannot see its records. If other
+watches acted, too, two of them could exclude two ranks within one cool-down, because they do not know each other's
+requests.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class ExclusionRequester:
         }
         if not due or self._is_cooling():
             return
-        # A reported slowdown may have become smaller, or have another cause now.
+        # Judge again: since the report, the slowdown may have become smaller, or may have another cause.
         scope = Scope(
             attempt=attempt,
             since_step=window_start(source, attempt, LivePolicy().window_steps),
@@ -106,7 +107,7 @@ class ExclusionRequester:
             self._request(source, finding, self._settings.on_straggler, attempt)
             return
         key = (attempt, finding.ranks, reason.split(" (")[0][:40])
-        if key not in self._answered:  # judged again at each tick, since the cost may grow
+        if key not in self._answered:  # each tick judges the finding again, but the same reason is reported once
             self._answered.add(key)
             self._withhold(finding.ranks, reason)
 

@@ -89,8 +89,8 @@ class FindingHook:
         self._queue: collections.deque[tuple[str, str, Callable[[], None]]] = collections.deque(
             (plugin.name, "it was not imported", partial(plugin.call, "load_only")) for plugin in modules
         )
-        """Queue of (receiver, text if watch ends first, delivery). The first entry remains while it is being delivered;
-        the thread that removes it reports a failure.
+        """Queue of (receiver, text to report if watch ends before the delivery, delivery). The first entry remains
+        while it is being delivered; the thread that removes it reports a failure.
         """
         self._is_closing = False
         self._changed = threading.Condition()
@@ -170,7 +170,7 @@ class FindingHook:
                 with suppress(Exception):  # str() of a foreign exception may raise, too
                     problem = self._redact(_one_line(error))[:300] or problem
             with self._changed:
-                if not self._queue:  # `close` has reported it
+                if not self._queue:  # `close` has emptied the queue and reported what was not delivered
                     return
                 self._queue.popleft()
                 if problem:
@@ -215,7 +215,7 @@ def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWrite
             links=alert_links(manifest),
             modules=modules,
         )
-    except ValueError as error:  # an older or edited run.json; the trainer refuses such values in a configuration
+    except ValueError as error:  # run.json is of an older version or was edited: the trainer accepts no such values
         events.write(event_kinds.HOOK_FAILED, hook="alerts", reason=_one_line(error))
         yield None
         return

@@ -55,7 +55,8 @@ _SAMPLE = re.compile(rf"(?:{'|'.join([*FIELDS, _XID])})[{{ \t]")
 
 
 class Dcgm:
-    """All GPUs of the exporter at `url`. Its XID field holds the last error, so each change of it is a new error."""
+    """All GPUs of the exporter at `url`. DCGM's XID field holds the last error, so each change of the field is a new
+    error."""
 
     name = "DCGM"
 

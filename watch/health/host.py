@@ -26,7 +26,7 @@ _CGROUP = Path("sys/fs/cgroup")
 
 
 class Host:
-    """Reads files below `root`. `run_path`: the run's folder, whose file system is measured."""
+    """Reads files below `root`. `run_path`: the run's folder. The file system of this folder is measured."""
 
     name = HOST
 
@@ -65,8 +65,8 @@ class Host:
         line = self._text("proc/stat").partition("\n")[0].split()
         if len(line) < 6 or line[0] != "cpu":
             return {}
-        jiffies = [int(part) for part in line[1:9]]  # guest time is included in user time
-        total, idle = sum(jiffies), jiffies[3] + jiffies[4]  # idle and iowait
+        jiffies = [int(part) for part in line[1:9]]  # guest time is left out, because user time includes it
+        total, idle = sum(jiffies), jiffies[3] + jiffies[4]  # the columns `idle` and `iowait`
         before, self._busy = self._busy, (total - idle, total)
         if before is None or total <= before[1]:
             return {}
@@ -131,7 +131,7 @@ class DiskLatency:
             for column, (requests, millis) in _COLUMNS.items():
                 done = now[disk][requests] - before[disk][requests]
                 took_ms = now[disk][millis] - before[disk][millis]
-                if done >= MIN_REQUESTS and took_ms >= 0:  # counters of a disk that was attached again start from zero
+                if done >= MIN_REQUESTS and took_ms >= 0:  # negative if the disk was re-attached: counters restart at 0
                     slowest[column] = max(slowest.get(column, 0.0), took_ms / done / 1e3)
         return slowest
 

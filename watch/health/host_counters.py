@@ -2,8 +2,9 @@
 
     host_counters(Path("/"))["infiniband_downs_total"]
 
-Counters that the host lacks are left out. EFA adapters are counted with InfiniBand. Their failed reads and writes and
-unresponsive peers count as errors; timeouts that change the path and throttled connections count as congestion.
+Counters that the host lacks are left out. EFA adapters are counted with InfiniBand. On these adapters, failed reads and
+writes and unresponsive peers count as errors; timeouts that change the path and throttled connections count as
+congestion.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A field that a device does not support is queried once and then omitted. A field that fails for another reason is
 omitted from that reading only. Any call into the driver may block for seconds, or forever if a device has fallen off
-the bus, so read in a daemon thread that is never joined without a timeout.
+the bus. So call it in a daemon thread, and join this thread only with a timeout.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Nvml:
                 if getattr(error, "value", None) == self._nvml.NVML_ERROR_NOT_SUPPORTED:
                     self._unsupported.add((uuid, columns[0]))
                 continue
-            except AttributeError:  # an older nvidia-ml-py or driver
+            except AttributeError:  # this nvidia-ml-py or driver is too old to have the function
                 self._unsupported.add((uuid, columns[0]))
                 continue
             answers = answer if isinstance(answer, tuple) else (answer,)
@@ -103,7 +103,7 @@ class Nvml:
                 if not self._nvml.nvmlDeviceGetNvLinkState(handle, link):
                     continue
             except self._nvml.NVMLError:
-                break  # no such link
+                break  # the device has no link with this number
             for counter in range(self._nvml.NVML_NVLINK_ERROR_COUNT):
                 with contextlib.suppress(self._nvml.NVMLError):
                     total += int(self._nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
@@ -180,7 +180,7 @@ def has_driver() -> bool:
 
 
 def _devices(nvml: Any, *, with_mig: bool = False) -> dict[str, Any]:
-    """Return {UUID: handle} of all GPUs, and with `with_mig` also of their MIG devices. Raises ReadingError."""
+    """Return {UUID: handle} of all GPUs and, with `with_mig`, of their MIG devices. Raises ReadingError."""
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]

@@ -77,7 +77,7 @@ def work_of_tree(pid: int) -> tuple[float, int]:
         folder, seen = Path(f"/proc/{waiting.pop()}"), seen + 1
         try:
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            # of the process, and of children that it has waited for
+            # CPU time of the process (utime, stime), and of its children that have ended (cutime, cstime).
             cpu_ticks += sum(int(fields[index]) for index in (11, 12, 13, 14))
         except (OSError, IndexError, ValueError):
             continue

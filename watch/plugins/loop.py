@@ -94,7 +94,7 @@ class PluginLoop:
         now_s = time.monotonic()
         passed, self._last_s = max(1, round(now_s - self._last_s)), now_s
         findings = self._judge.plugin_findings(self._source, self._tapes.recorded_now_ns(), num_ticks=passed)
-        if not self._is_leaving:  # a call that was aborted at the end of the run is not a failure
+        if not self._is_leaving:  # a plug-in whose call was aborted because the run ended has not failed
             self._judge.report_failures()
         self._judge.report(findings)
 

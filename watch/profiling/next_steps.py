@@ -51,7 +51,8 @@ def peer_of(source: Source, attempt: int, suspect: int) -> int | None:
 
 
 def next_step(source: Source, attempt: int, now_ns: int) -> int:
-    """Estimate, from the speed of the last steps, a step that no rank will have reached when it reads the request.
+    """Estimate a step that no rank will have reached by the time it reads the request. The estimate uses the speed of
+    the last steps.
 
     `now_ns`: current time on the records' clock. The newest step is the one that began last, which after a rollback is
     not the highest.

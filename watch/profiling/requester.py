@@ -111,7 +111,7 @@ class CaptureRequester:
         return self._asked_s is not None and self._clock_s() - self._asked_s < self._policy.cooldown_s
 
     def _before(self) -> tuple[int, float | None]:
-        """Number of requests by earlier watches, and the time of the last one on this process's clock."""
+        """Number of requests by earlier watches, and the time of the last request on this process's clock."""
         if not self._events.path.exists():
             return 0, None
         found = [

@@ -69,7 +69,8 @@ class Publishing:
         try:
             publisher = Publisher(address, run, node_rank=node_rank)
         except AddressError as error:
-            detail = Redactor().within({"address": address, "reason": str(error)})  # an address with keys was refused
+            # The address may have been refused because it contains keys, so it is redacted.
+            detail = Redactor().within({"address": address, "reason": str(error)})
             events.write(event_kinds.PUBLISH_FAILED, **detail)
             return None
         return cls(publisher, events, every_s=settings.every_s)
@@ -101,7 +102,7 @@ class Publishing:
                     event_kinds.PUBLISH_FAILED, reason=f"the last rows were not published: {self._reason or 'slow'}"
                 )
                 break
-            if self._round is not None:  # the last round failed
+            if self._round is not None:  # the previous try failed, so pause before the next one
                 time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
             try:
                 self._next(is_last=True)

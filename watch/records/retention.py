@@ -66,7 +66,7 @@ class Retention:
         self._run, self._ingester, self._syncing, self._events, self._policy = run, ingester, syncing, events, policy
         self._polled_s = time.monotonic()
         self._num_segments = 0
-        self._reported_s = 0.0  # window in the last event
+        self._reported_s = 0.0  # the window (seconds) that the last event reported
         self._is_exceeded = False
 
     @classmethod
@@ -117,7 +117,7 @@ class Retention:
             self.window_s = min(self._policy.window_s, self.window_s * 2)
 
     def _used(self) -> tuple[int, int]:
-        """Bytes of the node's tapes and store on disk, and its number of ranks."""
+        """Bytes of the node's tapes and store on disk, and the number of ranks on the node."""
         store = self._ingester.path
         used, ranks = sum(_sizes([store, log_of(store)])), set()
         for folder in self._ingester.folders.all():

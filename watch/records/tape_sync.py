@@ -7,9 +7,10 @@
 
 A killed process loses nothing that it wrote to a tape, but a power cut loses what the kernel has not written to disk
 yet. Fsync in this process also covers what the ranks have stored through their memory mappings, so the ranks never wait
-for the disk. At most `every_s` seconds of records are lost, or a quarter of that plus the duration of a slow sync. A
-rank that has just started is synced at once, since its records cannot be judged without its identity, and events are
-synced before tapes. The checksums in the index reveal losses and alterations (`probes.tape.segment_index`).
+for the disk. A sync starts `every_s` seconds after the start of the previous one, or after a slow one, a quarter of
+`every_s` after its end. A power cut loses the records of about one such interval. A rank that has just started is
+synced at once, since its records cannot be judged without its identity, and events are synced before tapes. The
+checksums in the index reveal losses and alterations (`probes.tape.segment_index`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ logger = logging.getLogger("rankscope.watch")
 INDEX_EVERY_S = 30.0
 STARTS_POLL_S = 0.25
 LIVE_SEGMENTS = 3
-"""Number of newest segments synced per table: a writer stores only into its two newest."""
+"""Number of newest segments of a table that are synced again in each round: a writer stores only into its two newest.
+"""
 
 
 class TapeSync:
@@ -61,7 +63,7 @@ class TapeSync:
         self._run, self._node_rank, self._every_s = run, node_rank, every_s
         self._folders = NodeFolders(run, node_rank)
         self._done: set[str] = set()  # segments that are complete, synced and in the index
-        self._indexed_s = -math.inf  # write an index at once: a watched run without one counts as having lost it
+        self._indexed_s = -math.inf  # write the first index at once: a run with `watch` but no index counts as damaged
         self._attempt = -1
         self._reported: set[tuple[type[Exception], int | None]] = set()
         self._lock = threading.Lock()
@@ -71,7 +73,7 @@ class TapeSync:
         return background_loop(self._run_until, name="tape-sync")
 
     def sync(self, *, last: bool = False) -> None:
-        """Sync the files that may have changed. `last`: the files of all attempts, with their checksums.
+        """Sync the files that may have changed. `last`: sync the files of all attempts, and record their checksums.
 
         Once no rank runs, checksums also cover records that ranks left open. A file that cannot be synced is reported
         and does not affect other files. Raises OSError if the index cannot be written.
@@ -119,7 +121,7 @@ class TapeSync:
             self._done |= done
 
     def _run_until(self, stop: threading.Event) -> None:
-        # Immediately: the ranks may have recorded for seconds before this process started.
+        # The first round starts immediately: the ranks may have recorded for seconds before this process started.
         rest_s = 0.0 if self._every_s else 3600.0
         while not self._rest(stop, rest_s):
             start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Keep local copies of a published run, or of all runs at a prefix, for any reader to open.
+"""Keep local copies of a run that was published to a folder or bucket, or of all runs there, for any reader to open.
 
     with followed("s3://lake/rankscope/gpt-demo", report=print) as folder:      # a copy of one run
         ...
@@ -28,7 +28,8 @@ REFRESH_S = 5.0
 MAX_RUNS = 50
 """Maximum number of runs copied from a prefix: the newest."""
 ENDED_EVERY = 12
-"""Rounds between two checks of an ended run, and between two listings of a prefix with more runs than are copied."""
+"""Number of rounds between two checks of an ended run. It is also the number between two listings of a prefix that has
+more runs than are copied."""
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ class _Copies:
     def refresh(self, stop: threading.Event) -> str:
         """Copy what is new. Returns what could not be read, or an empty text."""
         self._round += 1
-        is_long = len(self._names) > MAX_RUNS  # one request per run, and most runs are old
+        is_long = len(self._names) > MAX_RUNS  # then list rarely: listing takes a request per run, and most are old
         try:
             if self._is_prefix and not (is_long and self._round % ENDED_EVERY):
                 self._names = runs_at(self._address)
@@ -106,7 +107,7 @@ class _Copies:
             is_rare = is_refused or (self._is_prefix and known is not None and not known.is_live)
             if stop.is_set() or (is_rare and self._round % ENDED_EVERY):
                 continue
-            # existing copies stay readable, and other runs are not affected
+            # If a run cannot be copied, its existing copy stays readable, and the other runs are still copied.
             with contextlib.suppress(AddressError, StoreError):
                 self._copy(name)
         problems = [self._problems[name] for name in names if name in self._problems]

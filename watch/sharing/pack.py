@@ -106,7 +106,7 @@ def _copy_stores(run: RunDir, folder: RunDir, redactor: Redactor) -> None:
 
 
 def _cut(folder: RunDir, first_step: int) -> None:
-    """Replace the stores with copies that lack earlier steps. Their texts are already redacted."""
+    """Replace the stores with copies that lack earlier steps. The texts in the stores are already redacted."""
     for path in folder.stores():
         whole = path.with_name(f"whole-{path.name}")
         path.replace(whole)

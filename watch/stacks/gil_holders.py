@@ -51,5 +51,5 @@ def _asleep_with_gil(spy: str, pid: int) -> tuple[Any, ...] | None:
             if thread["owns_gil"] and not thread["active"]:
                 return (thread["os_thread_id"], *((frame["filename"], frame["line"]) for frame in thread["frames"]))
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
-        pass  # only additional evidence: the hang is reported without it
+        pass  # the holder of the GIL is only additional evidence, so the hang is reported without it
     return None

@@ -46,7 +46,8 @@ class LineSampler:
         return self._thread is not None and self._thread.is_alive()
 
     def sample(self, finding: Finding, pids: Mapping[int, int]) -> None:
-        """Start sampling the rank of a straggler finding if it runs on this node ({rank: pid}), one rank at a time."""
+        """Start sampling the rank of a straggler finding if it is one of this node's ranks ({rank: pid}). Only one rank
+        is sampled at a time."""
         if not self._enabled or finding.kind != "straggler" or finding.status != "fired":
             return
         if finding.cause in NOT_IN_CODE or len(finding.ranks) != 1 or finding.attempt is None:

@@ -29,9 +29,9 @@ class StacksError(ValueError):
 
 
 def ranks_here() -> list[int]:
-    """Processes on this machine with RANK in their environment, without their children.
+    """Processes on this machine with RANK in their environment. Their children are left out.
 
-    Data workers inherit their rank's environment, so a process whose parent is a rank does not count.
+    Data workers inherit their rank's environment, so a process does not count if its parent is a rank.
     """
     ranks = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _rank(pid) is not None}
     return sorted(pid for pid in ranks if _parent(pid) not in ranks and pid != os.getpid())
@@ -47,7 +47,8 @@ def take_threads(pid: int) -> tuple[Stack, list[Any]]:
     state, rank = os_state(pid)[0], _rank(pid)
     if not state:
         return Stack(pid=pid, problem="no such process"), []
-    # A stopped process cannot be stopped again, and does not change: read it without stopping it.
+    # py-spy normally stops the process while it reads. A process in state T is stopped already and does not change, so
+    # it is read with --nonblocking.
     command = [program(), "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if state in ("T", "t") else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_S, check=False)
@@ -64,7 +65,7 @@ def take_threads(pid: int) -> tuple[Stack, list[Any]]:
 
 def program() -> str:
     """Path of py-spy. Raises StacksError if it is not installed."""
-    # installed next to Python, in an environment that is not on PATH
+    # py-spy may be installed in Python's virtual environment without that being on PATH.
     installed = Path(sys.executable).with_name("py-spy")
     found = str(installed) if installed.exists() else shutil.which("py-spy")
     if found is None:

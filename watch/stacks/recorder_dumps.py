@@ -22,14 +22,14 @@ __all__ = ["ask_for_dump", "file_state", "take_dumps", "wait_for_dumps"]
 WAIT_S = 3.0
 POLL_S = 0.05
 STILL_S = 1.0
-"""Seconds without a change after which a dump without the end of a pickle counts as written; before that, its writer
-may only have been preempted."""
+"""A dump that lacks the end of a pickle counts as written after this many seconds without a change. Before that, the
+writer may only have been interrupted by other processes."""
 _PICKLE_END = re.compile(rb"[su](?:q.|r.{4})?\.\Z", re.DOTALL)
 """Last opcodes of a dump, which is a pickled dictionary: set items, memoize, stop."""
 
 
 def take_dumps(run: RunDir, attempt: int, ranks: Iterable[int], *, wait_s: float = WAIT_S) -> list[int]:
-    """Ask ranks for their dumps. Returns the ranks whose dump is complete."""
+    """Ask ranks for their dumps. Returns the ranks with a complete dump."""
     paths = {rank: dump_path(run, attempt, rank) for rank in ranks}
     before = {path: file_state(path) for path in paths.values()}
     asked = {path: before[path] for rank, path in paths.items() if not ask_for_dump(pipe_path(run, attempt, rank))}
@@ -42,7 +42,7 @@ def wait_for_dumps(before: Mapping[Path, tuple[int, int]], wait_s: float) -> set
 
     Returns the files that have changed since and are complete: torch creates a file before it writes the content.
     """
-    last: dict[Path, tuple[tuple[int, int], float]] = {}  # last observed state, and since when it is unchanged
+    last: dict[Path, tuple[tuple[int, int], float]] = {}  # file -> (last observed state, time of its last change)
     written: set[Path] = set()
     deadline = time.monotonic() + wait_s
     while len(written) < len(before) and time.monotonic() < deadline:
@@ -59,7 +59,8 @@ def wait_for_dumps(before: Mapping[Path, tuple[int, int]], wait_s: float) -> set
 def ask_for_dump(pipe: Path) -> str:
     """Write to the pipe of a rank. Returns the reason if that failed, for instance because no thread reads it."""
     try:
-        # Without a reader this fails immediately. The path may come from an untrusted process, and be any file.
+        # O_NONBLOCK: fails at once if no process reads the pipe. O_NOFOLLOW, and the check below: the path comes from
+        # an untrusted process and may name any file.
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         return f"{pipe}: {error.strerror}"

@@ -32,7 +32,7 @@ def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threa
         path = stack_path(run, attempt, rank)
         if not path.exists() or os_state(pid)[0] in ("", "Z", "X", "T", "t"):
             continue
-        size = path.stat().st_size  # measured before the signal, which may be answered immediately
+        size = path.stat().st_size  # before the signal, because the answer may come at once
         if kill(pid, number):
             before[rank] = size
     deadline = time.monotonic() + WAIT_S

@@ -41,7 +41,7 @@ class RunPhase:
     word: Literal["running", "ending", "ended", "unknown"]
     attempt: int = -1
     ended: tuple[int, ...] = ()
-    """Ranks whose process has ended."""
+    """Ranks with a process that has ended."""
 
 
 def settled_phase(run: RunDir) -> RunPhase:
@@ -59,7 +59,7 @@ def run_phase(run: RunDir) -> RunPhase:
     files = {rank: folder / "events.jsonl" for number, rank, folder in folders if number == attempt}
     closed = {rank for rank, path in files.items() if is_closed(path)}
     gone = {rank: rank_is_gone(path) for rank, path in files.items() if rank not in closed}
-    if not files or None in gone.values():  # no rank yet, or one that this host cannot check
+    if not files or None in gone.values():  # no rank has started, or a rank runs on a host that cannot be checked here
         return RunPhase(word="unknown", attempt=attempt, ended=tuple(sorted(closed)))
     ended = tuple(sorted({*closed, *(rank for rank, is_gone in gone.items() if is_gone)}))
     if not ended:
@@ -71,7 +71,7 @@ def run_phase(run: RunDir) -> RunPhase:
         launched = [path.parent for path in files.values()] + [folder for _, folder in run.node_dirs()]
         word: Literal["ended", "ending"] = "ended" if _launcher_is_done(run, launched, events) else "ending"
         return RunPhase(word=word, attempt=attempt, ended=ended)
-    # A rank may have finished long before the others, which keep training; nothing more about its end will be recorded.
+    # A rank may have finished long ago while the others still train. Then no further record of its end will come.
     newest_s = max(_ended_at_s(rank, files[rank], rank in closed, events, attempt) for rank in ended)
     is_recent = time.time() - newest_s < RECENT_S
     return RunPhase(word="ending" if is_recent else "running", attempt=attempt, ended=ended)

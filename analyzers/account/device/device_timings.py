@@ -3,17 +3,19 @@
     if has_device_calls(source, attempt=0):
         table = device_rows(source, attempt=0)      # rank, step, data, forward, ..., device, wait, duration; in ms
 
-The host of a GPU does not wait for a collective, so a step's columns hold waiting only if the step was stamped on the
-device (`probes.device.phase_events`). NCCL's profiler plugin shows waiting without stamps. The kernel of a call starts
-on each member independently and spins until the last member has entered:
+The host of a GPU does not wait for a collective. So the columns of `steps` hold waiting only if CUDA events timed the
+phases on the device (`probes.device.phase_events`). Without such events, the kernels that NCCL's profiler plugin
+recorded show the waiting. The kernel of a call starts on each member independently and spins until the last member has
+entered:
 
 1. Within one call, the last member to enter has the shortest kernel. The duration of this kernel is the transfer.
-2. Each other member waited for as long as its kernel took beyond the transfer.
+2. The wait of every other member is the duration of its kernel minus the transfer.
 3. Calls of tensor, context, expert and pipeline parallelism block the rank, so their whole duration is waiting. A
    group's first call in a step blocks too if it is an all-gather (of parameters for the first computation). A pipeline
    send blocks only if it is the step's last, when nothing is left to compute. All other calls overlap computation and
-   queue behind each other, so only the longest wait per group and step counts. A wait for a last member that was
-   itself queued does not count. The result is a lower bound; a profiled step gives the exact waiting.
+   queue behind each other, so only the longest wait per group and step counts. A wait does not count if the last
+   member's kernel had itself been queued: it started less than `SHARED.queued_ns` after the member's previous kernel
+   of the group. The result is a lower bound; a profiled step gives the exact waiting.
 4. The host enqueues whole steps ahead. On the device, a step lasts from the end of the previous step's last call to the
    end of its own last call. If the previous step has no calls, the host's duration is used.
 5. A rank's own work is the step minus its waits. The time up to the end of a call is attributed to a phase if this call

@@ -82,7 +82,7 @@ class Exposure:
 
 
 def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
-    """Exposure of the finished steps of an attempt, from `since_step` on."""
+    """Exposure of the finished steps of an attempt; `since_step` is the first of them."""
     every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
     if is_stamped(source, attempt):
         return _on_devices(source, attempt, since_step, every)
@@ -118,7 +118,8 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
 def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
     """Exposure of stamped steps: their streams' stalls, and the calls in flight between their stamps."""
     parts = stall_parts(source, attempt, since_step=since_step, every=every)
-    # The stalls of a repeated step are from all its executions; their late share is applied to the last one.
+    # If a step was repeated, its stalls are those of all executions. The share of them that is due to a late member is
+    # applied to the last execution.
     late = {(part.rank, part.step): part.late_ns / part.exposed_ns for part in parts if part.exposed_ns}
     table = source.query(
         f"""
@@ -196,8 +197,8 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
 def _last_executions(source: Source, attempt: int) -> str:
     """SQL of a table: the last execution of each rank's step, with its training time and counted waiting.
 
-    Parameters: attempt, k of every k-th step. A step whose last execution did not finish, or finished only because a
-    hang was interrupted, is left out.
+    Parameters: attempt, k of every k-th step. A step is left out if its last execution did not finish, or finished only
+    because a hang was interrupted.
     """
     finished = before_standstill(standstills(source))
     return f"""

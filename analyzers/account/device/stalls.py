@@ -1,4 +1,4 @@
-"""Stalls of a GPU with timestamps, split by cause with the help of the collectives of all ranks.
+"""Split the time in which a GPU stood still by cause, from its timed stalls and the collectives of all ranks.
 
     for part in stall_parts(source, attempt=0):
         part.rank, part.step, part.exposed_ns, part.late_ns, part.host_ns, part.host_in_flight_ns

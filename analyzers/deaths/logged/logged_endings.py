@@ -80,7 +80,7 @@ def endings(book: LogBook) -> Ended:
         _take_aborted(entry, ended)
     for entry in book.of("fatal_python"):
         number = _HOW.get(entry.text("error"))
-        if number not in (None, 6):  # an abort may be the watchdog's, because another rank failed
+        if number not in (None, 6):  # SIGABRT (6) is left out: a watchdog may abort because another rank failed
             ended.signals.setdefault(entry.rank if entry.rank is not None else -1, (_SIGNALS[number], entry))
     for entry in book.of("other_failures"):
         _take_others(entry, ended)
@@ -170,10 +170,10 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         if signal == "SIGKILL" and all(
             ends.get(entry.source, entry.line) < entry.line and not _was_found_ended(entry) for _, entry in group
         ):
-            continue  # a launcher kills the remaining processes of a finished job
+            continue  # the job had finished, and the launcher killed the processes that remained
         first = _earliest([rank for rank, _ in group], ended)
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
-        if signal != "SIGABRT":  # a peer's end cannot cause such a signal, so only ranks that got it are named
+        if signal != "SIGABRT":  # the end of a peer causes no such signal, so name the ranks that got it
             ranks = tuple(sorted(rank for rank, _ in group if rank >= 0 and _is_early(rank, ended)))
         without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
         what = f"{who(ranks, _process_of(group))} died of {signal}{_place_of(group)}{without}"
@@ -182,7 +182,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             reason = f"assertion `{cut(asserted, 160)}` failed" if asserted else cut(abort_text.message, 160)
             what = f"{who(ranks)} aborted (SIGABRT): {reason}{f' at {at}' if asserted and at else ''}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
-        if is_bare_abort:  # do not suspect the rank, because ranks that only waited end in the same way
+        if is_bare_abort:  # no reason is printed. Do not suspect the rank: ranks that only waited end in this way, too
             what = f"{who(ranks)} ended first, by SIGABRT, which is also how a watchdog ends waiting ranks"
         yield from_lines(
             "signal",
@@ -198,7 +198,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
 
 
 def _process_of(group: Sequence[tuple[int, LogLine]]) -> str:
-    """Subject of a sentence on processes whose rank is unknown: the process ID and host, if the lines have them."""
+    """Subject of a sentence on processes of unknown rank: the process ID and host, if the lines state them."""
     found = {(entry.pid, entry.host) for _, entry in group if entry.pid is not None and entry.host}
     if not found:
         return "a rank that the log does not name"
@@ -207,7 +207,7 @@ def _process_of(group: Sequence[tuple[int, LogLine]]) -> str:
 
 
 def _place_of(group: Sequence[tuple[int, LogLine]]) -> str:
-    """Return ` in libfoo.so (bar)` if all native stacks agree that the processes died there, else ""."""
+    """Return ` in libfoo.so (bar)` if all native stacks agree that the processes died there; otherwise ""."""
     places = {(entry.text("library"), entry.text("symbol")) for _, entry in group if entry.text("library")}
     if len(places) != 1:
         return ""
@@ -222,8 +222,9 @@ def _was_found_ended(entry: LogLine) -> bool:
 
 def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     raised = {entry.rank for entry in book.of("exception") if not is_launchers(entry)}
-    explained = raised | _gave_up(book) | set(ended.victims)  # None: a line without a rank may explain any exit
-    explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()  # a loop may exit on NaN
+    # Ranks whose exit is explained. None is among them if a line without a rank may explain the exit of any rank.
+    explained = raised | _gave_up(book) | set(ended.victims)
+    explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()  # the loop may have exited on NaN
     silent = [(rank, code, entry) for rank, (code, entry) in ended.exits.items() if not {rank, None} & explained]
     if not silent or _has_hard_signal(ended):
         return
@@ -273,7 +274,7 @@ def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = Non
 def _is_early(rank: int, ended: Ended) -> bool:
     """Return True if no other rank ended clearly earlier. Otherwise the launcher may have killed this rank."""
     seen_s = ended.times_s.get(rank)
-    # rank -1: a line without a rank
+    # Lines without a rank have rank -1, and are left out.
     first_s = min((time_s for other, time_s in ended.times_s.items() if other >= 0), default=seen_s)
     return seen_s is None or first_s is None or seen_s <= first_s + LogPolicy().poll_s
 

@@ -1,8 +1,8 @@
 """Causes stated by the processes themselves: exceptions, and lines of libraries that name a cause.
 
-1. An exception is the rank's own unless its text is about a peer (`victim` in the rules), it was raised in a call that
-   waits for other ranks, it is a launcher's summary, or the rank's watchdog had timed out before.
-2. An exception proves nothing if the job went on after it, if the launcher was already ending the job, or if a
+1. An exception is the rank's own, except in four cases: its text is about a peer (`victim` in the rules), it was raised
+   in a call that waits for other ranks, it is a launcher's summary, or the rank's watchdog had timed out before.
+2. An exception proves nothing in three cases: the job went on after it, the launcher was already ending the job, or a
    background thread raised it.
 3. The same exception on several ranks is one candidate with all of them.
 4. Of chained exceptions the last one is reported, together with the original one. An exception is reported alone if its
@@ -84,12 +84,12 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
             continue
         gave_up = first_timeout.get(entry.rank)
         if gave_up is not None and gave_up < book.position(entry):
-            continue  # the rank's watchdog had already timed out
+            continue  # the error followed a timeout of the rank's watchdog, which is the better evidence
         if has_timeout and _SYNCHRONIZE in text_of(entry):
             continue  # the rank waited for the task that timed out
         rule = cause_of(words_of(entry))
         if rule is not None and (rule.kind in _NAMES_RANKS or (rule.role == "numerics" and _is_numeric(rule, book))):
-            continue  # other modules judge the line itself
+            continue  # another module judges such lines
         if _UNIQUE_ID in text_of(entry):
             continue
         cause = _cause(entry, rule)
@@ -263,7 +263,7 @@ def _candidate(
     codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     origin = chains.get((first.source, first.line))
-    # The first error may have no traceback, if only its last line was printed or torch's watchdog repeated it.
+    # The first error has no traceback if only its last line was printed, or if torch's watchdog repeated it.
     stacks = (own_frame_text(entry.text("traceback")) for entry in (first, *lines) if entry.kind == "exception")
     raised_at = next(filter(None, stacks), "")
     if origin is not None and origin.line > first.line:
@@ -279,7 +279,7 @@ def _candidate(
     reason = stated_reason(first) if cause in _WITH_REASONS else None
     template = (reason.text if reason is not None else "") or row.log_text or CAUSES["exception"].log_text
     what = template.format(who=subject, error=name, at=f" ({at})" if at else "")
-    is_shared = row.blame == "outside" and len(ranks) > 1  # an error of only one rank may come from its node
+    is_shared = row.blame == "outside" and len(ranks) > 1  # if only one rank has the error, its node may be to blame
     lies_between = is_shared or row.blame in ("link", "job") or _compares(text)
     reported_by, ranks = (ranks, ()) if lies_between else ((), ranks)
     evidence: dict[str, Any] = {
@@ -351,7 +351,8 @@ def _compares(text: str) -> bool:
 
 
 def _one_line(text: object, cause: str) -> str:
-    """The line of a message that names the cause, else its first one, without CUDA's hints and closing punctuation."""
+    """The line of a message that names the cause, or else the message's first line; without CUDA's hints and closing
+    punctuation."""
     text = str(text or "")
     text = text.replace("\\n", "\n") if "Traceback (most" in text else text  # the traceback may be quoted in one line
     lines = [line.strip() for line in text.splitlines() if line.strip()]

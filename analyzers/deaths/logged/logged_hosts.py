@@ -53,8 +53,8 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, _), device_lines in by_device.items():
         bus = device_lines[0].text("bus")
-        # A driver prints several lines about one lost device, of which only one names it: the first of three for
-        # NVIDIA, one after the cause for AMD. Lines near it that name no device belong to it.
+        # A driver prints several lines about a lost device, and only one of them names the device: with NVIDIA the
+        # first of three, with AMD one after the cause. Nearby lines that name no device belong to the same device.
         if not bus:
             device_lines = [entry for entry in device_lines if not any(
                 (entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
@@ -62,7 +62,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
                  and not went_on(entry, book)]  # fmt: skip
         if not lines:
             continue
-        # A gauge keeps the last error, which may be from an earlier job.
+        # The counter shows the last error, even one from an earlier job.
         is_gauge = all(entry.text("gauge") for entry in lines)
         is_sure = not is_gauge and any(when_of(entry, book) == "the job's" for entry in lines)
         codes = list(dict.fromkeys(code for entry in lines if (code := _xid(entry)) is not None))
@@ -323,7 +323,7 @@ def _troubles(book: LogBook) -> Iterator[Candidate]:
 
 
 def _crashed(book: LogBook) -> Iterator[Candidate]:
-    """Candidate for a Python process whose crash only the kernel recorded."""
+    """Candidate for a Python process that crashed, if only the kernel has recorded the crash."""
     lines = [entry for entry in book.of("segfault") if _PYTHON.fullmatch(entry.text("name"))
              and when_of(entry, book) != "another time"]  # fmt: skip
     if lines and not any(book.of("finished", "process_finished")):  # a kernel log also has processes of other jobs

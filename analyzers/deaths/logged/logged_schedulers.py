@@ -66,7 +66,7 @@ def went_on(entry: LogLine, book: LogBook) -> bool:
     if "ssh exited" in entry.message and any(
         one.source == entry.source and one.line < entry.line for one in book.of("worker_failed")
     ):
-        return True  # the launcher of that node had started its processes
+        return True  # the launcher on that node had already started the processes
     return entry.kind in _STARTS and any(
         one.source == entry.source and one.line > entry.line and is_uncaught(one)
         for one in book.of("exception")
@@ -76,7 +76,7 @@ def went_on(entry: LogLine, book: LogBook) -> bool:
 
 def _reason(entry: LogLine) -> str:
     """Text of a launcher's line; only the error at its end if the line is long or a table."""
-    is_plain = len(entry.message) <= MAX_QUOTED and "   " not in entry.message  # runs of spaces: a table of events
+    is_plain = len(entry.message) <= MAX_QUOTED and "   " not in entry.message  # several spaces: columns of a table
     text = entry.message if is_plain else entry.text("error") or entry.message
     return text[:MAX_QUOTED].rstrip(". ")
 
@@ -106,7 +106,7 @@ def outside_causes(book: LogBook) -> Iterator[Candidate]:
     if {"host_out_of_memory", "disk_full"} & by_cause.keys():  # "Reason: Evicted" is above the line with the cause
         by_cause["preempted"] = [entry for entry in by_cause.pop("preempted", []) if entry.kind != "evicted"]
     if "preempted" in by_cause and not {*map(host_of, by_cause.get("node_failed", ()))} - {""}:
-        by_cause.pop("node_failed", None)  # a node that was taken away is also reported as failed
+        by_cause.pop("node_failed", None)  # preemption explains it: a node that was taken away is reported as failed
     for cause, lines in by_cause.items():
         if not lines:
             continue

@@ -46,7 +46,7 @@ CALL = {
     "all_gather": _BLUE, "reduce_scatter": _VIOLET, "all_reduce": _TEAL, "broadcast": _LIGHT, "barrier": _BROWN,
     "all_to_all": _RUST, "send": _PALE, "recv": _GREY,
 }  # fmt: skip
-"""Colours of collectives by operation. In a timeline their lane is below that of the phases."""
+"""Colours of collectives by operation. In a timeline their lane is below the lane of the phases."""
 SEVERITY = {"critical": _RED, "warning": _ORANGE, "info": _BLUE}
 ACCUSED = (_ORANGE, _RED, _VIOLET, _RUST)
 """Colours of the ranks and devices that a finding names, against the blue of the others."""
@@ -120,7 +120,7 @@ def new_figure(*, height: int = 320, x: str = "", y: str = "", **layout: Any) ->
     """An empty figure with titles for its axes, without a template. `height` is in pixels."""
     figure = go.Figure(
         layout={
-            "template": {},  # else Plotly's default template would be copied into every figure
+            "template": {},  # an empty template, because Plotly copies its large default template into every figure
             "height": height,
             "margin": {"l": 64, "r": 24, "t": 24, "b": 48},
             "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
@@ -147,7 +147,7 @@ def template(*, dark: bool) -> dict[str, Any]:
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": FONT, "size": 12, "color": text},
             "colorway": list(SEQUENCE),
-            # else the first labels of the axes touch each other, and those of bars touch the bars
+            # Without this distance, the first labels of the two axes touch each other, and labels of bars the bars.
             "xaxis": axis | {"ticklabelstandoff": 4},
             "yaxis": axis | {"ticklabelstandoff": 4},
             "hoverlabel": {

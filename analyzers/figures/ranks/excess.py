@@ -83,7 +83,7 @@ class Excess:
     """`values[i, j]`: excess of row i from step `steps[j]` on; NaN if it has no peer. In the order of the mesh."""
 
     ranks: Ints
-    """The rank that a row shows, or the first of those whose mean it is."""
+    """The rank that a row shows; if the row is the mean of several ranks, the first of them."""
     members: Ints
     """Number of ranks over which a row is the mean."""
     steps: Ints
@@ -123,7 +123,7 @@ def excess_over_peers(matrix: Matrix, places: Places) -> Excess:
             values = np.where(medians > 0, 100 * values / medians, np.nan)
         unit = "%"
         noise, lasting = _noise(values)
-    # The first steps are not judged: all ranks compile in them, and some take longer without being slow.
+    # The first steps are not judged. All ranks compile then, and some of them take longer without being slow.
     judged = matrix.steps > SHARED.warm_up_steps
     judged = judged if judged.any() else np.ones(len(matrix.steps), dtype=bool)
     warm = replace(matrix, steps=matrix.steps[judged], values=matrix.values[:, judged])
@@ -172,11 +172,11 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
     """Score of each rank, and those that stand out in more than a single step."""
     num_rows, num = values.shape
     filled = np.where(np.isfinite(values), values, 0.0)
-    # noise of 0: all ranks are equal, except those that stand out
+    # The noise is 0 if all ranks are equal except those that stand out.
     noise = noise or float(np.abs(filled).max(initial=0)) / 1e3
     if not num or noise <= 0:
         return np.zeros(num_rows), []
-    most = CLIP_SIGMAS * np.hypot(noise, lasting)  # a single long step does not make a range of slow steps
+    most = CLIP_SIGMAS * np.hypot(noise, lasting)  # values are clipped, so that one long step makes no slow range
     sums, clipped = _running(filled), _running(np.clip(filled, -most, most))
     best = filled.max(axis=1) / np.hypot(noise, lasting)
     rows, top, first, last = np.arange(num_rows), np.zeros(num_rows), *np.zeros((2, num_rows), dtype=np.int64)
@@ -188,7 +188,7 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
         better = score[rows, at] > top
         top[better], first[better], last[better] = score[rows, at][better], at[better], at[better] + length - 1
     least = max(MIN_STRETCH, num // 20)
-    if num >= 2 * least:  # a rise: subtracting the rank's earlier excess removes its lasting difference
+    if num >= 2 * least:  # look for a rise: the rank's earlier excess is subtracted, and with it a lasting difference
         after = np.arange(least, num - least + 1)
         usual = np.median(filled, axis=1, keepdims=True)
         own = _running(np.clip(filled - usual, -CLIP_SIGMAS * noise, CLIP_SIGMAS * noise))

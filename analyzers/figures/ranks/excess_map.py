@@ -99,7 +99,7 @@ def name_of(excess: Excess, one: StandingOut) -> str:
     """`+30 % from step 201 on`, `+4.1 ms in steps 20 to 39`; `about` and `around` if a cell has several steps."""
     unit = excess.unit
     size = f"+{one.value:.2g} {unit}"
-    is_coarse = excess.steps_per_cell > 1  # the first cell may have steps before the excess began
+    is_coarse = excess.steps_per_cell > 1  # then the first cell may also contain steps before the excess
     if one.is_rise or (one.lasts and one.first_step > int(excess.steps[0])):
         return f"{size} from {'about ' * is_coarse}step {one.first_step} on"
     if one.lasts:

@@ -2,8 +2,8 @@
 
     figure = draw(load_places(store), values, rows="dp_shard", columns="tp", unit="ms")
 
-`places`: columns rank and one per dimension. Each cell is one rank, or several ranks that share a place. Several ranks
-are shown with their largest value and the text `0-7, worst 3`.
+The table `places` has a column `rank` and one column per mesh dimension. Each cell is one rank, or several ranks that
+share a place. Several ranks are shown with their largest value and the text `0-7, worst 3`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def filled_ratio(places: Mapping[str, Any], rows: str, columns: str) -> float:
 
 
 def _text(names: Texts, slowest: Texts) -> Texts | None:
-    """Text of each cell: its ranks if all texts fit, else the slowest rank; None if that does not fit either."""
+    """Text of each cell. If all texts fit, it is the ranks of the cell, otherwise the slowest rank. None if this does
+    not fit either."""
     for texts in (names, slowest):
         longest = max((len(str(text)) for text in texts.flat), default=0)
         if texts.size <= MAX_CELLS_WITH_TEXT and longest * CHARACTER * texts.shape[1] <= TEXT_WIDTH:

@@ -44,8 +44,9 @@ _OF_CALLS = ("own work", "waiting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """`values[i, j]`: the largest value over the `ranks_per_cell` ranks from `ranks[i]` on and the `steps_per_cell`
-    steps from `steps[j]` on, or the mean over these steps with `each_rank`. NaN if nothing was recorded.
+    """`values[i, j]` belongs to `ranks_per_cell` ranks, of which `ranks[i]` is the first, and to `steps_per_cell`
+    steps, of which `steps[j]` is the first. It is their largest value (with `each_rank`, the mean over the steps), or
+    NaN if nothing was recorded.
     """
 
     ranks: Ints

@@ -43,8 +43,8 @@ class TimelineItem:
 def timeline(
     source: Source, *, attempt: int, first_step: int, last_step: int, ranks: Sequence[int], limit: int = MAX_ITEMS
 ) -> list[TimelineItem]:
-    """Spans and calls of some ranks in a range of steps, ordered by start. Of more than `limit`, those that never ended
-    take precedence, then the earliest.
+    """Spans and calls of some ranks in a range of steps, ordered by start. If there are more than `limit`, those that
+    never ended are kept first, then the earliest.
 
     Times are milliseconds since the first of these spans and calls on the rank's host.
     """

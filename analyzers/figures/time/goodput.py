@@ -26,7 +26,7 @@ def waterfall(account: Account) -> go.Figure:
     wall = account.wall_s or 1.0
     lost = sorted((n for n in CATEGORIES if n != "training"), key=lambda name: -account.seconds[name])
     lost = [name for name in lost if account.seconds[name] >= _LEAST * wall]
-    kept = ["training"] if account.goodput_ratio is not None else []  # not measured: no bar, since a bar would say 0
+    kept = ["training"] if account.goodput_ratio is not None else []  # no bar if not measured: a bar would mean 0
     names = ["wall time", *(account.names[name] for name in (*lost, *kept))]
     lengths = [account.wall_s, *(account.seconds[name] for name in (*lost, *kept))]
     starts, left = [0.0], account.wall_s
@@ -35,7 +35,7 @@ def waterfall(account: Account) -> go.Figure:
         starts.append(max(0.0, left))
     starts += [0.0 for _ in kept]
     colours = [SEQUENCE[7], *(CATEGORY[name] for name in (*lost, *kept))]
-    # On a narrow screen a text takes nearly half of the width. It is put into a long bar, else on the side with room.
+    # On a narrow screen a text takes nearly half of the width. So it is drawn inside a long bar, or beside a short one.
     is_long = [length >= wall / 2 for length in lengths]
     width = 1.3 * wall
     is_left = [

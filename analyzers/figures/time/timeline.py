@@ -84,7 +84,7 @@ def draw(
         range=[len(lane) - 0.4, -0.85], showgrid=False,
     )  # fmt: skip
     figure.update_xaxes(range=[0, right], ticksuffix=" ms", title={"text": ""})
-    # otherwise Plotly shrinks the name in a narrow bar
+    # Hide the name if it does not fit into its bar. By default Plotly shrinks it.
     figure.update_layout(uniformtext={"minsize": NAME_SIZE, "mode": "hide"})
     _add_steps(figure, items, right)
     _add_marks(figure, items, marks, right)
@@ -95,7 +95,8 @@ def between_phases(items: Sequence[TimelineItem], *, least_ms: float) -> list[Ti
     """Gaps between a rank's spans, which count as its own work. Pipelines are excluded, because there a rank waits for
     its neighbours between spans.
     """
-    # per rank, because data and optimizer spans have no stage
+    # Whether a rank is in a pipeline is decided per rank and not per span, because data and optimizer spans have no
+    # stage.
     in_pipelines = {item.rank for item in items if item.stage is not None}
     found = []
     last_ending: dict[int, TimelineItem] = {}
@@ -123,7 +124,7 @@ def _add_steps(figure: go.Figure, items: list[TimelineItem], right: float) -> No
         if item.step is not None:
             begins[item.step] = min(item.start_ms, begins.get(item.step, item.start_ms))
     labelled: list[int] = []
-    for step in sorted(begins, reverse=True):  # from the last step, so that a hanging step keeps its number
+    for step in sorted(begins, reverse=True):  # begin with the last step, which may hang, so that it gets a label
         if not labelled or begins[labelled[-1]] - begins[step] >= right / MAX_STEP_LABELS:
             labelled.append(step)
     for step, start_ms in sorted(begins.items()):
@@ -137,7 +138,7 @@ def _add_steps(figure: go.Figure, items: list[TimelineItem], right: float) -> No
 
 
 def _names(name: str, colour: str, of_kind: list[TimelineItem], right: float) -> dict[str, Any]:
-    """Names inside the bars of long enough spans; none for calls, whose lane is too thin."""
+    """Names inside the bars of long enough spans. Calls get none, because their lane is too thin."""
     if of_kind[0].is_call:
         return {}
     texts = [

@@ -2,9 +2,9 @@
 
     hang = with_stuck_device(hang, world)
 
-1. For every dumped rank and each of its groups, the oldest open call is examined if no rank can complete the operation
-   before all ranks have entered it. This is only done if the hang analyzer found that no rank stayed away
-   (`all_entered`), that only ranks without a dump did (`not_seen`), or that the same devices are stuck
+1. For every rank with a dump and each of its groups, the oldest open call is examined, provided that no rank can
+   complete the operation before all ranks have entered it. This is done only for three results of the hang analyzer: no
+   rank stayed away (`all_entered`), only ranks without a dump did (`not_seen`), or the same devices are stuck
    (`device_stuck`, from dumps that record which calls started).
 2. A member has completed the call if it has no open call up to that number, and has later calls or a completed call at
    that number. The call's data had then arrived everywhere.

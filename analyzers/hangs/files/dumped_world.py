@@ -43,13 +43,14 @@ def dumped_world(dumps: Sequence[RankDump]) -> DumpedWorld:
         for table, table_rows in rows.tables.items():
             store.add(table, table_rows)
         recorded = take_snapshot(store, 0, EventLog([]))
-    # Dumps record neither steps nor process exits: assume that each rank is training, in user code unless in a call.
+    # Dumps contain neither steps nor exits of processes. So each rank is assumed to be training: in its open call, or
+    # else in user code.
     ranks = {rank: replace(view, step_is_open=True, finished_steps=1) for rank, view in recorded.ranks.items()}
     view = replace(
         recorded,
         ranks=ranks,
         may_have_entered=rows.assumed,
-        world_size=len(ranks),  # missing ranks are judged separately and must not look like a slow start
+        world_size=len(ranks),  # without the ranks that have no dump: these are judged separately, and are not late
         elsewhere=frozenset(rows.undumped),
     )
     reference_ns, clock_is_known = _reference(dumps, view)
@@ -67,7 +68,7 @@ def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]
         return last_ns, False
     written_ns = max((dump.modified_ns for dump in dumps), default=0)
     open_calls = [call for dump in dumps for calls in dump.calls.values() for call in calls.values() if not call.done]
-    # The first watchdog that times out makes all ranks dump.
+    # When the first watchdog times out, all ranks write their dumps. So the shortest timeout is the one that passed.
     timeout_ns = min((call.timeout_ms for call in open_calls if call.timeout_ms), default=0) * 10**6
     longest_ns = timeout_ns + MARGIN_NS if timeout_ns else LONGEST_SILENCE_NS
     if written_ns > last_ns + longest_ns:

@@ -6,7 +6,7 @@
 A hang has status `fired` if the ranks were silent for longer than the limit when they were dumped, if a watchdog timed
 out, or if ranks made different calls at the same place. Dumps of a healthy run give no finding.
 
-The rows of the dumps are judged like those of a recorded run (`hang_of_attempt`). This module adds what is special to
+The rows of the dumps are judged like the records of a run (`hang_of_attempt`). This module adds what is special to
 dumps: ranks without a dump, a write time instead of the end of the run, and ring buffers that overwrote calls.
 """
 

@@ -1,4 +1,4 @@
-"""Causes that log lines about collectives name: mismatches, ranks that did not make the call, calls that did not end.
+"""Causes named by log lines about collectives: mismatches, ranks that did not make a call, calls that did not end.
 
 Ranks named by TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's desync report and monitoredBarrier are proven; ranks named by
 NCCL's RAS are suspects. gloo's timeouts name no call, so a rank that prints no timeout is a suspect. Lines of NCCL's
@@ -42,7 +42,7 @@ def call_candidates(book: LogBook) -> list[Candidate]:
         *_timed_out(book),
     ]
     found += list(_trace_missing(book)) + list(_tasks(book))
-    # A count while the job runs is weaker evidence than a call that timed out.
+    # Counts of calls that were printed while the job ran are weaker evidence than a call that timed out.
     return found or list(_ras(book)) or list(_unnumbered(book))
 
 
@@ -122,7 +122,7 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
 def _stalled(book: LogBook) -> Iterator[Candidate]:
     """Horovod repeatedly lists the ranks that have not submitted a tensor; the last list is the final state."""
     lines = [entry for entry in book.of("stalled_ranks") if entry.ranks() or entry.ranks("ready")]
-    lines = lines if lines and relevance(lines[-1], book) != "survived" else []  # the rank was only slow
+    lines = lines if lines and relevance(lines[-1], book) != "survived" else []  # if the job survived, a rank was slow
     if lines and (apart := lines[-1].text("apart")):
         lacking = ", ".join(f"rank {one.replace(': ', ' not ', 1)}" for one in apart.split("; "))
         yield from_lines(
@@ -145,7 +145,7 @@ def _stalled(book: LogBook) -> Iterator[Candidate]:
             ranks=ranks,
             what=f"{who(ranks)} did not submit a tensor that {others} wait for",
             why=f"{lines[-1].place}: Horovod's stall inspector lists the ranks that are missing",
-            is_proven=False,  # it warns after a minute: a rank may only have been slow
+            is_proven=False,  # Horovod warns after a minute, so the rank may only have been slow
         )
 
 
@@ -153,7 +153,7 @@ def _ras(book: LogBook) -> Iterator[Candidate]:
     """NCCL's RAS counts operations while the job runs: a rank that is behind may still catch up, so it is a suspect."""
     lines = [entry for entry in book.of("ras_state") if entry.ranks()]
     largest = max((entry.number("members") or 0 for entry in lines), default=0)
-    # the group's other calls are consequences
+    # Keep the lines about the largest group: waits in smaller groups are consequences.
     lines = [entry for entry in lines if (entry.number("members") or 0) == largest]
     ranks = named_by(lines)
     if not ranks:
@@ -260,7 +260,7 @@ def _difference(calls: Sequence[Call]) -> tuple[str, tuple[int, ...]]:
     if found is not None:
         return found.cause, found.ranks
     if calls[0].op and calls[0].shape and calls[0].dtype:
-        # the calls differ only in their numbers
+        # The calls are equal except for their numbers.
         return "skipped", smaller_side({call.rank: call.seq for call in calls})
     return "mismatch_size", tuple(call.rank for call in calls)
 

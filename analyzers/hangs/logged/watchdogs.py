@@ -28,7 +28,8 @@ __all__ = ["watchdog_candidates"]
 ONE_SIDED = ("BROADCAST", "REDUCE", "SEND", "RECV", "SCATTER", "GATHER", "COALESCED", "UNKNOWN")
 """Operations that a member may complete before another enters."""
 MAX_AHEAD = 1024
-"""Calls of a group that a rank may be ahead of another: a CUDA stream queues about as many kernels."""
+"""Maximum number of calls by which a rank of a group may be ahead of another: a CUDA stream queues about as many
+kernels."""
 SHORT_LIMIT_S = 10.0
 """A group's timeout that is shorter may expire in a healthy job: the first call sets up connections."""
 
@@ -102,7 +103,7 @@ def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
     """At most one candidate, from the group in which most ranks wait."""
     waits = _waits(book)
     named = {wait.group for wait in waits.values() if wait.group}
-    only = next(iter(named)) if len(named) == 1 else ""  # a line without a group usually belongs to the same group
+    only = next(iter(named)) if len(named) == 1 else ""  # if one group is named, lines without a group count for it
     groups: dict[str, dict[int, Wait]] = {}
     for rank, wait in waits.items():
         groups.setdefault(wait.group or only, {})[rank] = wait
@@ -117,7 +118,8 @@ def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
 
 
 def _by_number(waits: Mapping[int, Wait]) -> list[dict[int, Wait]]:
-    """Split ranks whose group no line names: within one group, sequence numbers differ by at most `MAX_AHEAD`."""
+    """Split ranks into groups if no line names their group: within one group, sequence numbers differ by at most
+    `MAX_AHEAD`."""
     seqs = sorted(wait.seq for wait in waits.values())
     part_ends = [seq for seq, after in pairwise(seqs) if after - seq > MAX_AHEAD]
     parts: list[dict[int, Wait]] = [{} for _ in (*part_ends, None)] if waits else []
@@ -249,7 +251,7 @@ def _different_calls(book: LogBook, members: Mapping[int, Wait], least: int) -> 
         fewer = ()
     silent = _unseen(book, members)
     others = ""
-    if len(silent) >= len(members):  # any of them may have left before, or have stopped
+    if len(silent) >= len(members):  # so many ranks may have left before or have stopped, so suspect none of them
         fewer, others = (), f"; {who(silent).lower()} printed nothing in these files"
     calls = {wait.call: [rank for rank in sorted(members) if members[rank].call == wait.call]
              for wait in sorted(members.values(), key=lambda wait: wait.seq)}  # fmt: skip
@@ -316,7 +318,7 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     """Ranks that must exist (below the world size, or between waiting ones) but waited in no call."""
     size = book.world_size or max(members) + 1
     is_cut = any(entry.number("is_cut") for entry in book.of("watchdog_timeout", "watchdog_state"))
-    if size > 4096 or len(members) < 2 or is_cut:  # the file may have been cut before further reports
+    if size > 4096 or len(members) < 2 or is_cut:  # reports of other ranks may be in the part that was cut off
         return ()
     with_errors = book.ranks_with_errors
     known = {entry.rank for entry in book.of("watchdog_stuck")} | with_errors | members.keys()
@@ -333,13 +335,13 @@ def _unseen(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
 
 
 def _with_log(ranks: Sequence[int], book: LogBook) -> tuple[int, ...]:
-    """Drop ranks of nodes whose log is missing, if each file has the ranks of one node."""
+    """If each file has the ranks of one node, drop the ranks of nodes that have no file."""
     nodes: dict[str, set[int]] = {}
     for entry in book.lines:
         if entry.rank is not None:
             nodes.setdefault(entry.source, set()).add(entry.rank)
     size = max((max(found) - min(found) + 1 for found in nodes.values()), default=0)
     if len(nodes) < 2 or size < 2:
-        return tuple(ranks)  # all ranks in one file, or one file per rank
+        return tuple(ranks)  # there is one file for all ranks, or one for each rank, so nodes are unknown
     with_log = {rank // size for found in nodes.values() for rank in found}
     return tuple(rank for rank in ranks if rank // size in with_log)

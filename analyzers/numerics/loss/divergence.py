@@ -2,10 +2,10 @@
 
 1. The loss of each committed step (the last time it ran), from the lowest rank that has one.
 2. Take medians of blocks of `block_steps` steps, counted from step 1, so that live and post-mortem blocks are the same.
-3. The loss diverges at a block if the last three blocks rise in succession, the lowest block is earlier, the rise above
-   the lowest block exceeds both `rise_ratio` and `certain_sigmas` times the noise of a block's median, and no single
-   block accounts for most of the rise. The noise is estimated from the differences of neighbouring steps, which a trend
-   hardly affects.
+3. The loss diverges at a block under four conditions: the last three blocks rise in succession, the lowest block is
+   earlier, the rise above the lowest block exceeds both `rise_ratio` and `certain_sigmas` times the noise of a block's
+   median, and no single block accounts for most of the rise. The noise is estimated from the differences of
+   neighbouring steps, which a trend hardly affects.
 4. Logarithms are compared. A loss that is not always positive has no logarithm and no natural scale: its differences
    are compared, and the rise must be `beyond_few_factor` times the range of its medians up to the lowest one.
 
@@ -152,7 +152,7 @@ def _least_rise(lowest: _Lowest, policy: DivergencePolicy, *, is_signed: bool) -
 
 
 def _climbs(blocks: Sequence[tuple[int, float]], newest: int, lowest: _Lowest) -> bool:
-    """True if the newest blocks rise one after the other, and no single one has most of the rise."""
+    """True if the newest blocks rise one after the other, and no single block has most of the rise."""
     window = [level for _, level in blocks[newest - SHARED.min_times + 1 : newest + 1]]
     total = window[-1] - blocks[lowest.number][1]
     return (
@@ -208,7 +208,7 @@ class _Noise:
         self._policy = policy
 
     def standard_error(self, first_step: int) -> float:
-        """Standard error of the difference of two block medians, for the block from `first_step` on."""
+        """Standard error of the difference between two block medians, for the block that begins at `first_step`."""
         end = bisect.bisect_left(self._steps, first_step + self._policy.block_steps)
         changes = np.diff(self._losses[max(0, end - self._policy.noise_steps) : end])
         if not len(changes):

@@ -73,8 +73,8 @@ class Spike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """The loss after a spike: the first step by which it was back below its earlier level, or how far it had fallen
-    when the records ended."""
+    """The loss after a spike: the first step in which it was back below its earlier level, or how far it had fallen by
+    the end of the records."""
 
     back_at: int | None
     last_step: int
@@ -94,7 +94,8 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
         text = "Loss spikes were not checked: the loss of a policy, or of models trained in turn, measures no progress."
         return [Finding.insufficient("spike", "loss_spike", text)]
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
-    # With a partial history the detector differs from the live one until its memory is full.
+    # If judging begins in the middle of the run, the detector knows less history than the one in the run. Its results
+    # differ until its memory is full.
     num_filling = HISTORY + LEVEL_WINDOW if scope.since_step > 0 else 0
     found = find_spikes(
         observations,
@@ -146,7 +147,7 @@ def find_spikes(
         before, first = observations[group.indices[0] - 1], observations[group.indices[0]]
         has_lasted = cause == "divergence"
         if before.attempt == first.attempt and before.step < first.step:
-            # steps repeated after a restart are not a recovery of the loss
+            # Steps that a restart repeats have the old, lower loss. That is no recovery.
             after = _after(observations, group)
             cause = "batch" if has_lasted and after.has_fallen else cause
         spikes.append(Spike(tuple(group.indices), tuple(group.verdicts), cause, after, has_lasted))
@@ -165,13 +166,13 @@ class _Group:
 
 
 class _History:
-    """A detector whose history can go back to an earlier step."""
+    """A detector that can restore its history as of an earlier step."""
 
     def __init__(self, policy: SpikePolicy, highest_loss: float) -> None:
         self._policy = policy
         self._before = highest_loss
         self._detector = SpikeDetector(policy, highest_loss=highest_loss)
-        # (observation, True if clean, highest level up to this step)
+        # Each entry: (observation, True if it was no spike, highest level of the loss up to this step).
         self._seen: list[tuple[Observation, bool, float]] = []
 
     def observe(self, seen: Observation) -> SpikeVerdict:
@@ -219,7 +220,7 @@ def _cause(group: _Group, policy: LossSpikePolicy) -> str:
 
 
 def _after(observations: Sequence[Observation], group: _Group) -> After:
-    """Follow the loss from a spike on, by medians of a few steps, for as long as the run did not go back."""
+    """Follow the loss after a spike, by medians of a few steps, until the run goes back to an earlier step."""
     first = observations[group.indices[0]]
     peak = max(group.verdicts, key=lambda verdict: verdict.loss_z)
     newest, losses, level = first.step, [first.loss], math.inf

@@ -26,7 +26,7 @@ DO = (
 
 def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Report the first value that is not finite, and whether the loss or the gradient norm was first."""
-    losses: dict[int, list[Any]] = {}  # several ranks may print a step
+    losses: dict[int, list[Any]] = {}  # step -> losses, since several ranks may print the same step
     norms: dict[int, list[Any]] = {}
     for row in steps:
         losses.setdefault(row["step"], []).append(row.get("loss"))
@@ -37,7 +37,7 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     if bad_norm and not bad_loss:
         last = order.index(bad_norm[-1])
         if last < _WARM_UP and len(order) - 1 - last >= len(bad_norm):
-            bad_norm = []  # later losses are finite, so this was the search for a loss scale
+            bad_norm = []  # they are early, and finite steps follow: the scaler was searching for its loss scale
     first = min((*bad_loss, *bad_norm), default=None)
     if first is None:
         return []
@@ -129,7 +129,7 @@ def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     largest = max(rows, key=lambda row: row["loss_scale"])
     first = next(row for row in rows if row["step"] >= largest["step"] and row["loss_scale"] <= LOWEST_SCALE)
-    # with bf16 a constant scale of 1 is printed
+    # A scale that never was clearly higher did not collapse: with bf16, a constant scale of 1 is printed.
     if largest["loss_scale"] < SHARED.clear_factor * rows[-1]["loss_scale"]:
         return []
     return [
@@ -165,13 +165,14 @@ def skipped_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     for row in steps:
         if row.get("skipped") is not None:
             counts[row["step"]] = max(counts.get(row["step"], 0), row["skipped"])
-    # A line counts the steps skipped since the previous line, so skipped steps of the warm-up appear in a later line.
+    # A line states how many steps were skipped since the previous line. So steps that were skipped during warm-up may
+    # be stated by a line after it.
     skipped = {step: count for step, count in counts.items() if step > SHARED.doubled_factor * _WARM_UP and count}
     if not skipped:
         return []
     num, first, last = sum(skipped.values()), min(skipped), max(skipped)
     extent = max(1, max(counts) - first + 1)
-    # a dynamic loss scale skips about one step in a thousand
+    # With a dynamic loss scale it is normal that about one step in a thousand is skipped.
     if num < SHARED.min_steps or num < SHARED.saving_ratio * extent:
         return []
     return [

@@ -6,8 +6,8 @@
    counts. Evaluations of an earlier training in the same process are left out.
 2. Each of the `min_times` newest evaluations is above the lowest one by `min_share_ratio` and by `outlier_sigmas` times
    the noise of an evaluation, which is estimated from neighbouring evaluations without their trend.
-3. Between the lowest and the newest evaluation the training loss (median over the steps before each) has fallen. If it
-   rose too, the run diverges and does not overfit.
+3. Between the lowest and the newest evaluation the training loss has fallen; it is taken as the median over the steps
+   before each of the two. If it rose, too, the run diverges and does not overfit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def overfitting(source: Source, scope: Scope) -> list[Finding]:
 
 
 def _lowest_before_rise(losses: Sequence[float]) -> int | None:
-    """Return the index of the lowest loss if the newest ones are clearly above it, else None. Pure."""
+    """Return the index of the lowest loss if the newest losses are clearly above it, otherwise None. Pure."""
     if len(losses) < SHARED.trend_values:
         return None
     lowest = int(np.argmin(losses))

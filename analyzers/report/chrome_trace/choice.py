@@ -1,4 +1,4 @@
-"""Part of a run that a trace holds, and the pieces in which its records are read."""
+"""Choose the part of a run that a trace holds, and the pieces in which the records of this part are read."""
 
 from __future__ import annotations
 

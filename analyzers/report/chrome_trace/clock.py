@@ -39,7 +39,7 @@ class TraceClock:
 
 
 def attempt_times(source: Source) -> dict[int, tuple[int, int]]:
-    """{attempt: its first and its last record of a rank, in epoch nanoseconds}."""
+    """{attempt: times of the first and the last record that any of its ranks made, in epoch nanoseconds}."""
     found: dict[int, tuple[int, int]] = {}
     for table, (begin, end) in _TIMED.items():
         if not source.has(table):

@@ -35,8 +35,8 @@ class Call:
 
     @property
     def key(self) -> Hashable:
-        """Key that is equal for all ranks of one call; None if it is not known which calls belong together, or if the
-        slice has no length, since an arrow must begin and end inside a slice."""
+        """Key that is equal for all ranks of one call; None if it is not known which calls belong together. None, too,
+        if the slice has no length, because an arrow must begin and end inside a slice."""
         if self.group is None or self.number is None or (self.end_ns is not None and self.end_ns <= self.begin_ns):
             return None
         if not self.is_transfer:

@@ -31,8 +31,8 @@ def slices(
 ) -> Iterator[dict[str, Any]]:
     """Events of all records of the ranks. `ends_ns`: {attempt: its last record}.
 
-    A record that never ended is a slice without an end. If another attempt follows in the trace, the slice is ended at
-    the end of its attempt, because it would otherwise enclose the whole next one.
+    A record that never ended is a slice without an end. If another attempt follows in the trace, the slice ends with
+    its own attempt. Otherwise it would enclose the whole next attempt.
     """
     for table in _TABLES:
         if source.has(table):
@@ -75,7 +75,7 @@ def _table_slices(
 
 
 def _thread(table: str, begin_ns: int, end_ns: int | None, stage: int | None, busy: list[int]) -> int:
-    """The thread of a record; `busy`: when the last call of each lane of the rank ended."""
+    """Return the thread of the trace in which a record is drawn. `busy`: {lane of the rank: end of its last call}."""
     if table == "steps":
         return STEPS
     if table == "spans":

@@ -50,7 +50,7 @@ class Tracks:
             yield _metadata("process_labels", pid, labels=text(self._places[pid]))
 
     def thread(self, pid: int, tid: int) -> Iterator[dict[str, Any]]:
-        """Name and order of a thread, after those of its process."""
+        """Name and order of a thread. They follow the name and order of its process."""
         if (pid, tid) in self._announced:
             return
         yield from self.process(pid)

@@ -2,10 +2,10 @@
 
     write_trace(store, Path("trace.json.gz"), steps=(38, 42), compressed=True)
 
-Each rank is a process of the trace. Its threads are its steps, its phases, the stages of its pipeline, and its
-collectives, in several lanes if they overlap. Arrows join the ranks of one call. A record that never ended is a slice
-without an end. Memory, loss, tokens per second and load of devices are counters; events of the run are instants. One
-more process shows the run with its attempts, and each node has one.
+Each rank is a process of the trace. The threads of a rank are the steps, the phases, the stages of the pipeline, and
+the collectives (in several lanes if they overlap). Arrows join the ranks of one call. A record that never ended is a
+slice without an end. Memory, loss, tokens per second and load of devices are counters; events of the run are instants.
+One more process shows the run with its attempts, and there is one process for each node.
 
 The file is written in pieces of about `CHUNK_ROWS` records, so that memory is bounded whatever the run's length. Times
 are microseconds since the run's first record, by each rank's clock.
@@ -92,7 +92,8 @@ def _attempts(
 
 
 def _instants(source: Source, choice: TraceChoice, clock: TraceClock, tracks: Tracks) -> Iterator[dict[str, Any]]:
-    """Events of the run. If steps are chosen: their events, and events without a step that happened during them."""
+    """Events of the run. If steps are chosen, return the events of these steps, and events without a step that happened
+    during them."""
     window = choice.window(source)
     for event in story(source, limit=5_000):
         if not choice.contains(event) or event.wall_ns < clock.zero_ns:

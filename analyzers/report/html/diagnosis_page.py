@@ -3,7 +3,7 @@
     page = render(store, diagnosis, run.manifest())
     path.write_bytes(page)
 
-`page_frame` makes the frame of the page, this module its content.
+`page_frame` makes the frame of the page; this module makes the content.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["render"]
 
 MAX_FINDINGS = 40
 MAX_DRAWN = 12
-"""Maximum number of findings whose evidence is drawn."""
+"""Maximum number of findings for which evidence is drawn."""
 MAX_SETTINGS = 300
 MAX_ROWS = 64
 MAX_CALLS, MAX_EVENTS = 12, 400
@@ -321,7 +321,7 @@ def _is_routine(event: course.StoryEvent) -> bool:
 
 
 _EVENT_LABELS = {"bytes": "size", "exit_rank": "rank", "state_rank": "rank"}
-"""Labels for fields of events whose label in a finding's evidence means something else."""
+"""Labels for fields of events that have another meaning, and another label, in a finding's evidence."""
 
 
 def _measured(key: str, value: Any) -> tuple[str, str]:
@@ -343,7 +343,7 @@ def _detail(detail: Mapping[str, Any]) -> str:
     known = event_kinds.COMMON_FIELDS
     parts = []
     for key, value in detail.items():
-        if key not in known and value not in (None, "", [], {}) and value == value:  # NaN: not known
+        if key not in known and value not in (None, "", [], {}) and value == value:  # a NaN means "not known"
             name, text = _measured(key, value)
             parts.append(f"{name} {text}".strip() if len(text) <= 120 else f"{name} {text[:119]}…".strip())
     return ", ".join(parts)[:400]

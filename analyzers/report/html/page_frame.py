@@ -82,7 +82,8 @@ class FigurePage:
         return made
 
     def render(self, *, explains: Iterable[str] = (), **values: Any) -> bytes:
-        """The page, UTF-8. `values` are those of `page/page.html.j2`, `explains` anchors of the runbook to put in."""
+        """The page, UTF-8. `values`: the variables of the template `page/page.html.j2`. `explains`: anchors of the
+        runbook sections that the page contains."""
         runbook = RunbookPart(explains)
         environment = Environment(
             loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True

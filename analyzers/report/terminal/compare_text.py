@@ -21,8 +21,8 @@ __all__ = ["manifest_tables", "render", "tables"]
 
 MAX_ROWS = 40
 MAX_UNSHARED = 3
-"""Up to this many settings that not all runs have get a row each; more share one row (a script has no trainer
-settings)."""
+"""Maximum number of settings missing in some runs that get a row each (a script has no trainer settings). If there are
+more, they share one row."""
 _LEAST_SHARE = 0.005
 _VERSIONS = ("schema_version", "rankscope_version")
 

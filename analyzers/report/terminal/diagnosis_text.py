@@ -83,7 +83,7 @@ def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
         console.print()
         _finding(finding, console, run, shown_above=number == 0, closed=diagnosis.closed.get(finding.id, ""))
         if link := finding_link(diagnosis.run, finding):
-            # printed whole, because it is copied
+            # The link is not wrapped, because users copy it.
             console.print(_text(visible(f"  page: {link}"), "dim"), soft_wrap=True)
     advice = [f"{sentence(finding.summary)} {next_step(finding, run)}" for finding in diagnosis.advised]
     in_verdict = {*diagnosis.verdict.splitlines()}
@@ -161,11 +161,11 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
         if name in _NOT_SHOWN or value is None or value == [] or value == "":
             continue
         if name == "waiting_calls" and isinstance(value, Mapping) and len(value) < 2:
-            continue  # other rows name the call
+            continue  # all ranks wait in one call, which other rows name
         if name in ONE_PER_ROW and isinstance(value, (list, tuple)):
             rows += [(label_of(name), str(each)) for each in value]
             continue
-        if name in ("op", "seq") and has_numbers:  # they belong to the first rank's call only
+        if name in ("op", "seq") and has_numbers:  # these are of the first rank's call only, so leave them out
             continue
         if name == "reason" and str(value) in finding.summary:
             continue
@@ -299,7 +299,7 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
 def _text(text: str, style: str) -> Text:
     from rich.text import Text
 
-    return Text(text, style=style)  # a Text is not parsed for markup
+    return Text(text, style=style)  # rich does not search a Text for markup
 
 
 def _indented(text: str, style: str) -> Any:
@@ -314,7 +314,7 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
     from rich.table import Table
 
     step = 2 if width >= 80 else 1
-    pair_width = width // step - 4  # width of a name and its value, without the gaps after them
+    pair_width = width // step - 4  # columns for a name and its value; the gaps after them take 4
     name_width = min(max((len(name) for name, _ in rows), default=0), 24, pair_width // 2 + 2)
     value_width = min(24, pair_width - name_width)
     table = Table.grid(padding=(0, 2))

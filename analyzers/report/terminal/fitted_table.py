@@ -92,7 +92,7 @@ class FittedTable:
 
 
 def _cut(cell: Text | str, width: int | None) -> Text | str:
-    """The whole words of a text that fit, then an ellipsis; only a first word that is too long is cut itself."""
+    """As many whole words of the text as fit, then an ellipsis. A word is cut only if it is the first and too long."""
     if width is None or not isinstance(cell, str) or _width(cell) <= width:
         return cell
     words = cell.split(" ")

@@ -40,7 +40,7 @@ MAX_NAMED = 8
 """Maximum number of ranks with the same finding that keep separate rows: a whole slow stage is folded into one row."""
 _TROUBLED = ("dead", "stopped")
 _NUMBERS = re.compile(r"#?\d[\d/,.:-]*")
-"""Sequence numbers and ranks, which differ between ranks that do the same."""
+"""Matches sequence numbers and ranks: they differ even between ranks that do the same."""
 MAX_RANGES = 6
 _OPEN_S = 1.0
 """Minimum duration (s) of an activity that is shown, because shorter ones change many times a second."""
@@ -89,7 +89,7 @@ def fold(found: RankRows, max_rows: int) -> tuple[Sequence[RankRow], list[list[R
         for row in rows
         if (row.finding and shared[row.finding] <= MAX_NAMED)
         or row.state in _TROUBLED
-        or newest - (row.step or 0) > 1  # healthy ranks are at most one step apart
+        or newest - (row.step or 0) > 1  # more than one step behind, which healthy ranks are not
     ]
     room = max(2, max_rows - len(trouble))
     named = {row.rank for row in trouble}
@@ -105,7 +105,8 @@ def fold(found: RankRows, max_rows: int) -> tuple[Sequence[RankRow], list[list[R
 
 
 def _groups(rows: Sequence[RankRow], room: int) -> list[list[RankRow]]:
-    """Ranks by finding, state and activity, else by host; beyond `room` groups the smallest become one."""
+    """Group the ranks by finding, state and activity, or by host if all do the same. If there are more than `room`
+    groups, the smallest ones become one group."""
     groups: dict[tuple[str, ...], list[RankRow]] = {}
     for row in rows:
         groups.setdefault((row.finding, row.state, _NUMBERS.sub("…", row.doing)), []).append(row)
@@ -186,7 +187,8 @@ def _folded(rows: Sequence[RankRow], *, is_rest: bool) -> list[Text | str]:
 
 
 def _common_activity(rows: Sequence[RankRow]) -> str:
-    """The activity that all of these ranks share, without each rank's own numbers; their host if they do nothing."""
+    """The activity that all of these ranks share, without the numbers that differ between them. If they do nothing,
+    their host."""
     doing = {row.doing for row in rows}
     doing = doing if len(doing) == 1 else {_NUMBERS.sub("…", text) for text in doing}
     if len(doing) > 1:

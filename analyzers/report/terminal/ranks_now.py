@@ -49,7 +49,7 @@ class RankScreen:
     is_live: bool
     """True if the run may write further records."""
     has_ended: bool
-    """False also for a run without any record, which may not have begun."""
+    """It is also False for a run without any record, because such a run may not have begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,9 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         findings, closed = _reported(store, state.attempt) if ended is None else (list(ended.fired), ended.closed)
         as_of_ns = state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
         found = rank_rows(store, findings, now_ns=as_of_ns, has_ended=ended is not None, closed=closed)
-    if ended is not None:  # the same number as in the report; a killed rank recorded no end
+    # If the run has ended, no rank is still running, even if a killed rank recorded no end. So the numbers are those of
+    # the report.
+    if ended is not None:
         rows = tuple(replace(row, state="ended") if row.state == "running" else row for row in found.rows)
         took_ms = ended.run.get("step_ms_median")
         found = replace(found, step_ms=took_ms if isinstance(took_ms, float) else None, rows=rows)

@@ -22,7 +22,8 @@ __all__ = ["MAX_TEXT", "render", "verdict"]
 MAX_SAMPLES = 8
 MAX_TEXT = 60
 SAME_RATIO = 1e-3
-"""Relative difference between two losses that rounding can explain: sums in another order, a restart in between."""
+"""Maximum relative difference between two losses that rounding can explain, for example after a restart, or with sums
+in another order."""
 
 
 def verdict(found: ReplayResult, *, kind: str, ranks: Sequence[int], loss: float, recorded: float) -> str:

@@ -2,7 +2,7 @@
 
     render(explain(store, step=45), console)
 
-The tables are also those of the HTML report. Text of the run is escaped.
+The HTML report shows the same tables. Text of the run is escaped.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ __all__ = ["bubble_of", "claims_gain", "goodput_line", "phases_line", "pipeline_
 
 
 def wall_s(account: Account | None, facts: Mapping[str, Any]) -> float | None:
-    """Wall time of the run in seconds: from the account if there is one, else from the first to the last recorded
-    step."""
+    """Wall time of the run in seconds: from the account of the time if there is one, otherwise from the first to the
+    last recorded step."""
     seconds: Any = account.wall_s if account is not None else facts.get("wall_s")
     return float(seconds) if is_number(seconds) else None
 
@@ -46,7 +46,8 @@ def claims_gain(what_if: WhatIf) -> bool:
 def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
     """The cost of all differences between ranks, and their causes. A gain within the error is not claimed.
 
-    `findings`: those of the report, so that the line does not seem to contradict them or to repeat their gain.
+    `findings`: the findings in the same report. A note is added where the line would seem to contradict them, or to
+    repeat the gain that they name.
     """
     steps = f"steps {what_if.first_step} to {what_if.last_step}"
     over = f"{steps}, error {100 * what_if.error_ratio:.1f} %"
@@ -84,7 +85,7 @@ _OUT_OF_SCOPE = (
 
 
 def _with_scope(line: str, findings: Sequence[Finding]) -> str:
-    """Add a remark on slowdowns that a finding names but the what-if leaves out."""
+    """Add a note on slowdowns that a finding names but the what-if leaves out."""
     fired = [found for found in findings if found.status in ("fired", "suspect")]
     for kind, cause, scope in _OUT_OF_SCOPE:
         if any(found.kind == kind and (not cause or found.cause == cause) for found in fired):
@@ -93,8 +94,8 @@ def _with_scope(line: str, findings: Sequence[Finding]) -> str:
 
 
 def _of_gain(what_if: WhatIf, share_of_slowdown: float | None) -> float:
-    """Share of the claimed gain that some ranks account for, at most 1. M_W and M_S are shares of the whole slowdown,
-    of which the gain is only the lasting part.
+    """Share of the claimed gain that some ranks cause, at most 1. M_W and M_S are shares of the whole slowdown, but the
+    gain is only its lasting part.
     """
     removed_ms = (share_of_slowdown or 0.0) * (what_if.step_ms - what_if.ideal_step_ms)
     gain_ms = what_if.step_ms * (1 - 1 / what_if.gain)

@@ -30,8 +30,8 @@ Explanations = Mapping[str, Callable[[Finding], str]]
 
 
 def why(finding: Finding) -> str:
-    """The evidence of a finding in one sentence: the line of a file that shows it, else the sentence of its package,
-    else its summary.
+    """The evidence of a finding in one sentence. This is the line of a file that shows it. Without such a line, it is
+    the sentence of the finding's package, or else the summary.
     """
     if finding.kind in OUR_KINDS and (basis := finding.evidence.get("basis")):
         return f"{str(basis).rstrip('.')}."
@@ -42,7 +42,7 @@ def why(finding: Finding) -> str:
 def next_step(finding: Finding, run: object = "") -> str:
     """The next step, the first command that would settle a suspicion, and the command that prints the runbook.
 
-    `run`: the run's folder, or its name if the folder is not known, for commands that take one.
+    `run`: what commands get as the run. It is the run's folder, or the run's name if the folder is not known.
     """
     explain = _explanation(finding.kind, "NEXT")
     advice = str(finding.evidence.get("do") or "") if finding.kind in OUR_KINDS else ""
@@ -76,8 +76,8 @@ def _explanation(kind: str, name: str) -> Callable[[Finding], str] | None:
 
 
 def _gain(finding: Finding) -> str:
-    """The gain without the finding's cause if it exceeds the error of the prediction; else the reason why no gain is
-    claimed.
+    """Say how much faster the run would be without the finding's cause, if that gain exceeds the error of the
+    prediction; otherwise say why no gain is claimed, or return "".
     """
     evidence = evidence_of(finding)
     withheld = evidence.get("whatif_withheld")
@@ -94,7 +94,7 @@ def _gain(finding: Finding) -> str:
 
 
 def _steps(finding: Finding) -> str:
-    """The steps to which the prediction applies: the replayed steps, which are the newest steps in which the rank was
+    """The steps to which the prediction applies. These are the replayed steps: the newest steps in which the rank was
     slow."""
     replayed = (finding.evidence.get("replayed_first_step"), finding.evidence.get("replayed_last_step"))
     first, last = (finding.first_step, finding.last_step) if None in replayed else replayed

@@ -20,7 +20,7 @@ def file_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     num_read = sum((facts.get("files_read") or {}).values())
     read = [("Read", f"{num_read:,} files, judged as one job")] if num_read > 1 else []
     problems = facts.get("file_problems") or []
-    # for files of other programs, links and duplicate files are listed as well
+    # If files of other programs were judged, links and duplicate files are listed, too.
     label = "Left out" if "input" in facts else "Damaged"
     lines = [(label, f"{found['path']}: {found['problem']}") for found in problems[:MAX_FILES]]
     if len(problems) > MAX_FILES:

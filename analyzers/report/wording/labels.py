@@ -195,7 +195,7 @@ _VALUES = {
     },
 }
 _UNITS = {
-    "_gb_per_s": "",  # no unit in the label, because `shown` adds it to the value
+    "_gb_per_s": "",  # the label has no unit, because `shown` writes it behind the value
     "_ms": " ms",
     "_s": " s",
     "_z": " sigma",
@@ -235,7 +235,7 @@ def shown(name: str, value: Any) -> str:
         return group_text(text) if name.endswith("process_group") else text
     if name in _ONE_RANK:
         return f"rank {value}"
-    name = name.partition("_by_")[0]  # number of a rank, a stage or a step
+    name = name.partition("_by_")[0]  # without "_by_rank", "_by_stage" or "_by_step"
     if name == "ratio" or name.endswith("_ratio"):
         if name.endswith("rise_ratio") and value >= 10:
             return rise_text(value)
@@ -264,7 +264,8 @@ def _mapping(name: str, values: Mapping[Any, Any]) -> str:
 
 
 def _list(name: str, values: Sequence[Any]) -> str:
-    """The ranks as "rank 3" or "ranks 3 and 5", so that they do not look like a count; numbers one by one."""
+    """The list as text. Ranks become "rank 3" or "ranks 3 and 5", so that they do not look like a count. Other numbers
+    are formatted one by one."""
     if (name in ("cycle", "victims") or "ranks" in name.split("_")) and all(type(value) is int for value in values):
         return ranks_text(values)
     if name in ("process_groups", "replica_groups"):

@@ -4,8 +4,9 @@
     finding_link(diagnosis.run, finding)     # with the address: https://ml.example.org/findings?run=...; or ""
     alert_links(manifest).runbook("hang-gil")       # "https://ml.example.org/runbook?section=hang-gil", or ""
 
-`rankscope dashboard` serves the pages. Its public address is `alerts.dashboard_url` of the run, else the environment
-variable RANKSCOPE_DASHBOARD_URL. Without either there are no links, because there may be no dashboard.
+`rankscope dashboard` serves the pages. The dashboard's public address is the run's setting `alerts.dashboard_url`.
+Without it, the environment variable RANKSCOPE_DASHBOARD_URL is used. Without either there are no links, because there
+may be no dashboard.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class AlertLinks:
 
 
 def alert_links(manifest: Mapping[str, Any]) -> AlertLinks:
-    """Take the addresses from the run's settings, else from this machine's environment."""
+    """Take the addresses from the run's settings, or else from this machine's environment."""
     given = read(AlertsSettings, manifest)
     return AlertLinks(
         dashboard_url=_address(given.dashboard_url) or _address(os.environ.get("RANKSCOPE_DASHBOARD_URL")),

@@ -19,7 +19,7 @@ QueueKey = tuple[int, str, str, int | None]
 
 
 def device_groups(source: Source, attempt: int) -> frozenset[str]:
-    """Groups whose calls NCCL's plugin recorded."""
+    """Groups in which NCCL's plugin recorded the calls."""
     if missing_tables(source, "nccl_groups"):
         return frozenset()
     rows = source.rows(

@@ -1,4 +1,4 @@
-"""Collective and p2p calls at the end of an attempt: in flight, newest number of each rank, usual order.
+"""Collective and p2p calls at the end of an attempt: those in flight, each rank's newest, and which call follows which.
 
 In a group that NCCL's plugin recorded, a call counts as entered when its kernel starts on the device (`device_calls`).
 
@@ -32,7 +32,8 @@ __all__ = [
 CallSite = tuple[str, str, str]
 """Operation, caller and size of a collective. The size is needed because one source line may reduce all parameters.
 
-It is the shape if that is recorded, else the number of bytes, because NCCL's plugin records neither shapes nor callers.
+It is the shape if the shape is recorded. Otherwise it is the number of bytes, because NCCL's plugin records neither
+shapes nor callers.
 """
 P2P = ("send", "recv")
 MAX_NAME = 40
@@ -40,7 +41,8 @@ MAX_NAME = 40
 KEPT_CALLS = 4
 """Maximum number of calls in flight that are kept for each group or peer of a rank."""
 _UNNAMED = r"regexp_matches(concat_ws(' ', op, process_group, dtype, shape), '(^| )\?[0-9]+( |$)')"
-"""Operation of a call whose name was lost from `names.jsonl`: it cannot be compared with the calls of other ranks."""
+"""Operation of a call if its name was lost from `names.jsonl`. Such a call cannot be compared with the calls of other
+ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Call:
     peer: int | None = None
     step: int | None = None
     on_device: bool = False
-    """True if its recorded start is the start of its kernel, so that the device has started it."""
+    """True if the recorded start is the start of the call's kernel, so that the device has started the call."""
     host_only: bool = False
     """True if only the host's part of a call on a device is known: it may be queued behind other kernels."""
 
@@ -93,7 +95,7 @@ class CallsInFlight:
 
     calls: list[Call] = field(default_factory=list)
     enqueued: list[Call] = field(default_factory=list)
-    """The oldest call of each group or peer that the device has not started."""
+    """For each group or peer, the oldest call that the device has not started."""
     unwaited: list[Call] = field(default_factory=list)
     """Calls that were most likely never waited for (`_in_flight`)."""
     num_in_flight: int = 0
@@ -116,13 +118,14 @@ class RecordedCalls:
     queued_p2p: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """Queued p2p calls, by (rank, send or recv, peer)."""
     unnamed: frozenset[int] = frozenset()
-    """Ranks with calls whose names were lost."""
+    """Ranks that made calls of which the names were lost."""
 
 
 def recorded_calls(source: Source, attempt: int, since_step: int | None, cut_ns: int) -> RecordedCalls:
     """Read the calls from `since_step` on, as of `cut_ns` (epoch nanoseconds); empty without a table of collectives.
 
-    Calls from dumps belong to no step: without `since_step` all calls are read.
+    If `since_step` is None, all calls are read. That is needed for flight-recorder dumps, because their calls have no
+    step.
     """
     found = RecordedCalls()
     if not source.has("collectives"):
@@ -205,9 +208,10 @@ def _in_flight(
     """Calls in flight by rank: the oldest of each group or peer, and their number. `done`: newest completed number by
     (rank, group, direction, peer).
 
-    Calls queued behind the oldest add nothing, and thousands of ranks may have thousands in flight. An open call with a
-    later completed one in its group was never waited for, and is listed separately (`unwaited`). So is a send from a
-    host whose receive is complete: the message has arrived, and only its handle has not been waited for.
+    Calls queued behind the oldest add nothing, and thousands of ranks may have thousands in flight. If a later call in
+    the same group has completed, an open call was never waited for, and is listed separately (`unwaited`). A send
+    between hosts is listed there, too, if the peer's receive has completed: the message has arrived, and the program
+    has only not waited for the send's handle.
     """
     completed = {key: seq for key, seq in done.items() if seq >= 0}
     on_cuda = _on_cuda(source, attempt) if any(direction == "recv" for _, _, direction, _ in completed) else set()
@@ -251,7 +255,8 @@ def _call(rank: int, group: str | None, fields: tuple[Any, ...]) -> Call:
 def _oldest_from(
     source: Source, since_step: int | None, params: tuple[Any, ...], direction: str | None, partner: int | None
 ) -> list[tuple[Any, ...]]:
-    """Oldest open calls of a rank in a group from a number on. `params`: attempt, cut (twice), rank, group, number."""
+    """The oldest open calls of a rank in a group with sequence numbers of at least `number`. `params`: attempt, cut
+    (twice), rank, group, number."""
     kind = "op NOT IN ('send', 'recv')" if direction is None else "op = ? AND peer IS NOT DISTINCT FROM ?"
     return source.rows(
         f"""

@@ -28,7 +28,7 @@ from probes.tape import event_kinds
 
 __all__ = ["SNAPSHOT_EVENTS", "AttemptView", "RankView", "attempts", "first_end_ns", "take_snapshot"]
 
-_WORK = ("startup_work", event_kinds.SILENT_WORK)  # the first: in records of earlier versions
+_WORK = ("startup_work", event_kinds.SILENT_WORK)  # the first name was used by earlier versions
 SNAPSHOT_EVENTS = (
     event_kinds.RANK_STATE,
     event_kinds.RANK_EXIT,
@@ -95,11 +95,11 @@ class RankView:
     has_accelerator: bool = False
     """True if the rank trains on an accelerator."""
     holds_gil: bool = False
-    """True if `watch` saw it asleep in C while holding the GIL, after its last record."""
+    """True if, after the last record, `watch` saw the process asleep in C while it held the GIL."""
 
     def may_have_left(self, call: Call) -> bool:
-        """Return True if the host has ended the phase in which it began a call: the call stays open
-        until its handle is waited for."""
+        """Return True if the host has left the phase in which it began a call. The call then stays open only until the
+        host waits for its handle."""
         return not call.on_device and call.phase not in ("", *self.phases)
 
     @property
@@ -107,7 +107,7 @@ class RankView:
         """Activity outside of collectives, in a few words."""
         if self.phases:
             return f"in {self.phases[-1]}"
-        # Between two steps, or the process ended and left no open span of its step.
+        # The rank is between two steps, or its process has ended and has left no span of its step open.
         return f"in user code after {self.last_phase}" if self.last_phase in PHASES else "in user code"
 
 
@@ -133,7 +133,8 @@ class AttemptView:
     next_calls: Mapping[tuple[str, CallSite], frozenset[CallSite]] = field(default_factory=dict)
     """{(group, call): collectives that followed it in this group in the newest steps}."""
     differing: Mapping[tuple[str, int], tuple[Call, ...]] = field(default_factory=dict)
-    """{(group, number): calls of all ranks, ended or not}, for collectives in flight whose calls differ."""
+    """{(group, number): calls of all ranks, ended or not}, for collectives in flight in which the ranks' calls differ.
+    """
     newest_calls: Mapping[str, CallSite] = field(default_factory=dict)
     """Newest collective of each group that the group's first member has finished."""
     median_step_ns: int = 0
@@ -142,7 +143,7 @@ class AttemptView:
     elsewhere: frozenset[int] = frozenset()
     """Ranks in an unknown state: on other nodes without records here, or with lost names of calls."""
     reported_stall_ns: int | None = None
-    """Time at which `watch` reported the hang in which the attempt ended; None without one."""
+    """Time at which `watch` reported the hang in which the attempt ended; None if it did not end in a hang."""
 
     @property
     def last_ns(self) -> int:
@@ -218,7 +219,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
 
 
 def _read_spans(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int) -> int | None:
-    """Read the spans into `views`; return the first step whose calls are read, None without recorded steps."""
+    """Read the spans into `views`; return the first step from which calls are read, or None without recorded steps."""
     since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
     _spans(source, attempt, views, since_step, cut_ns)
     if not source.has("steps"):
@@ -304,7 +305,8 @@ def _spans(source: Source, attempt: int, views: dict[int, RankView], since_step:
         last_phase = str(ended["kind"]) if ended and ended["step"] == view.step else ""
         view = replace(view, last_ns=max(view.last_ns, last_ns or 0), phases=phases, last_phase=last_phase)
         if step is not None and view.step is not None and step > view.step:
-            # A step begins with its first fetch of data, and its record is written only when the fetch is done.
+            # The span belongs to a step that has no record yet: a step begins with its first fetch of data, but its
+            # record is written only after the fetch.
             view = replace(view, step=step, step_is_open=True)
         views[rank] = view
 
@@ -314,7 +316,7 @@ def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], in
     for group, rank in last_seq:
         members.setdefault(group, set()).add(rank)
     if source.has("process_groups"):
-        # A group's name determines its members: parse one list, not those of thousands of ranks.
+        # All ranks that list a group under this name list the same members. So parse one list instead of thousands.
         sql = "SELECT process_group, any_value(members) FROM process_groups WHERE attempt = ? GROUP BY process_group"
         for group, listed in source.rows(sql, [attempt]):
             members.setdefault(group or "", set()).update(int(rank) for rank in listed or ())

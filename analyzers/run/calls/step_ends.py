@@ -39,7 +39,7 @@ def ends_of_steps(
     3. Otherwise a rank, or its clock, is far behind the others, and the attempt is read whole.
     """
     until = "FROM steps WHERE attempt = ? AND start_ns <= ?"
-    # For ORDER BY ... LIMIT 1 DuckDB skips blocks by their largest value, but not for max
+    # ORDER BY ... LIMIT 1 is used instead of max(), because with it DuckDB skips blocks by their largest value.
     ((newest_ns, num_rows),) = source.rows(
         f"SELECT (SELECT start_ns {until} ORDER BY start_ns DESC LIMIT 1), (SELECT count(*) {until})",
         [attempt, cut_ns, attempt, cut_ns],

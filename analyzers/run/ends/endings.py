@@ -8,7 +8,7 @@
    or peer. The exception's type is the strongest evidence: a backend raises RuntimeError or an error of
    torch.distributed, never ConnectionResetError. Next are the source file that the message names, the innermost frame,
    and whether the rank was inside a collective. In a chain of exceptions, the last one or its explicit cause is judged.
-   After another rank's death, all are judged.
+   If another rank died earlier for a reason of its own, one such exception anywhere in the chain is enough.
 3. An error inside a collective after another rank's death is collateral, whatever its message, unless another rank
    raised the same error.
 4. SIGABRT of a rank with calls on its device is collateral if another rank had already died of something else: NCCL's
@@ -37,7 +37,8 @@ LOST_PEER = re.compile(
     r"|peer (is )?(gone|closed)|connectFullMesh failed|got 0 bytes|SignalException",
     re.IGNORECASE,
 )
-"""Messages of a backend whose peer is gone or unresponsive. Its other errors (CUDA, memory) are the rank's own."""
+"""Messages with which a backend reports that a peer is gone or unresponsive. Other errors of a backend (CUDA, memory)
+are the rank's own."""
 BACKENDS_SOURCE = re.compile(
     r"\bgloo\b|\b(pair|buffer|unbound_buffer|context)\.cc:\d|\bc10d\b|ProcessGroup[A-Z]\w+|\bNCCL\b|\bnccl[A-Z]|WorkNCCL"
     r"|TCPStore|key-value store|monitoredBarrier|Watchdog caught|socket\.cpp|ms for (recv|send) operation"
@@ -56,7 +57,8 @@ OUT_OF_MEMORY = re.compile(
 """Errors of a device or a host without free memory; CUDA's libraries have separate codes for it."""
 _BACKENDS_TYPES = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "SignalException")
 _UNNAMED_TYPES = ("RuntimeError", "Exception", "")
-"""Types of backend errors without a torch type; Exception and "": type not recorded."""
+"""Types of a backend's errors, besides the types of torch.distributed. "Exception" and "" mean that the type was not
+recorded."""
 _MAKES_CALLS = re.compile(r"/torch/(?!utils/)")
 """Torch calls collectives in backward passes, hooks and wrappers; its data loader does not."""
 _NAMED = re.compile(r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception))\b")
@@ -96,7 +98,7 @@ class Death:
 
     @property
     def shown(self) -> Link:
-        """The exception to report: the last one of the chain that the user's code raised, else `origin`."""
+        """The exception to report: the last one of the chain that the user's code raised, or else `origin`."""
         of_user = (link for link in reversed(self.links) if any(not frame.is_library for frame in link.frames))
         return next(of_user, self.origin)
 
@@ -139,13 +141,14 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         rank, name = event.integer("exit_rank"), event.text("signal")
         code = event.integer("exit_code", 0)
         if code == 0 and not name and rank in found and found[rank].cause == "exit":
-            del found[rank]  # the recorded exit was caught, so the rank continued
+            del found[rank]  # the rank caught its own call of `exit`, continued, and ended with code 0
         if rank in found or rank < 0:
             continue
         is_closed = not name and rank in closed
         if is_closed and not (lost_a_peer if code == 0 else failed):
-            # A clean end. With code 0 it is a death only if others lost a peer: the rank left while they still trained.
-            # Another code is the run's result (given up), unless the run failed.
+            # The rank closed its recording, so its end was orderly. With code 0 this is a death only if other ranks
+            # lost a peer: the rank left while they still trained. A nonzero code only reports how the run ended (for
+            # example, that recovery gave up), and is a death only if the run failed.
             continue
         exhausted = event.text("out_of_memory")
         cause: DeathCause = "out_of_memory" if exhausted else "signal" if name else "exit"
@@ -196,8 +199,8 @@ def stopped_ranks(view: AttemptView, log: EventLog) -> set[int]:
 
 
 def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, accounted: Set[int]) -> bool:
-    """Return True for a consequence. `reasons`: deaths with a cause, in order of time; `accounted`: ranks whose silent
-    end is explained."""
+    """Return True for a consequence. `reasons`: deaths with a cause, in order of time; `accounted`: ranks that ended
+    without an error for a known reason."""
     if death.cause == "vanished":
         return bool(reasons) or death.rank in accounted
     if death.signal == "SIGABRT" and _is_on_device(death, view):
@@ -206,7 +209,7 @@ def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, ac
     if death.signal and death.signal != "SIGTERM":
         return False
     first = next((reason for reason in reasons if reason.rank != death.rank), None)
-    # The launcher notices a death by signal only after its victims have reported errors.
+    # The launcher notices that a signal killed a rank only after the rank's peers have reported errors.
     by_signal = first is not None and any(reason.signal for reason in reasons if reason.rank != death.rank)
     earlier = first is not None and (first.when_ns <= death.when_ns or by_signal)
     # All ranks may raise the same error, for example if the gradient norm is NaN on each.
@@ -257,8 +260,8 @@ def _is_backends(link: Link) -> bool:
 
 
 def _may_be_backends(link: Link) -> bool:
-    """Return True if a backend may have raised the exception: it has a generic type, and its innermost frame is not in
-    library code that makes no collectives."""
+    """Return True if a backend may have raised the exception. This is so if its type is generic, and its innermost
+    frame is in user code or in library code that makes collectives."""
     if link.error_type not in _UNNAMED_TYPES or _LOADER.search(link.message):
         return False
     innermost = link.frames[-1] if link.frames else None

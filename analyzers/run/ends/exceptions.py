@@ -94,7 +94,8 @@ def read_traceback(text: str, package: str = "") -> list[Link]:
 
 
 def own_frame(link: Link) -> Frame | None:
-    """The innermost frame of the user's code; if there is none, of an installed package, else of Python."""
+    """The innermost frame of the user's code. Without one, it is the innermost frame of an installed package, or else
+    of Python."""
     of_others = [frame for frame in link.frames if _OURS.search(frame.path) is None] or list(link.frames)
     return min(reversed(of_others), key=lambda frame: (frame.is_library, frame.is_pythons), default=None)
 

@@ -14,7 +14,8 @@ __all__ = ["loaded_checkpoint", "restart_sentence"]
 def loaded_checkpoint(log: EventLog, attempt: int) -> Event | None:
     """Event of the checkpoint with which an attempt began; None if none was loaded. Later checkpoints are loaded by
     rollbacks."""
-    # "remote" is a download: the ranks load that folder from disk next, or an older one if it is damaged.
+    # A load of tier "remote" is a download. Afterwards the ranks load the downloaded folder from disk, or an older one
+    # if it is damaged.
     loads = (event for event in log.of(event_kinds.CHECKPOINT, attempt=attempt) if event.text("state") == "loaded")
     return next((event for event in loads if event.text("tier") != "remote"), None)
 

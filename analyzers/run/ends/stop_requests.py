@@ -36,8 +36,8 @@ def before_stop(deaths: Iterable[Death], view: AttemptView, log: EventLog) -> li
 
 
 def stop_while_training(view: AttemptView, log: EventLog, policy: StallPolicy) -> Event | None:
-    """The first request to stop an attempt whose ranks were making progress; None if there is none. Later silence, and
-    ranks killed because they do not end, are effects of the stop.
+    """The first request to stop an attempt while its ranks were making progress; None if there is none. Later silence,
+    and ranks killed because they do not end, are effects of the stop.
     """
     stops = log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)
     stop = min(stops, key=lambda event: event.wall_ns, default=None)

@@ -53,7 +53,8 @@ def newest_reports(reports: Iterable[Finding]) -> list[Finding]:
 
 
 def may_last(kind: str) -> bool:
-    """Return True if a finding of the kind stays open until it is reported as over; else it is an incident."""
+    """Return True if a finding of the kind stays open until it is reported as over, and False if it is a single
+    incident."""
     found = KINDS.get(kind)
     return found is not None and found.may_last
 
@@ -86,16 +87,16 @@ def is_same_finding(finding: Finding, report: Finding) -> bool:
         return False
     if replace(finding, attempt=None).identity == replace(report, attempt=None).identity:
         return True
-    # A live analysis reads only the newest steps, and may have reported a later start of a long incident.
+    # The report may state a later start of the same incident, because a live analysis reads only the newest steps.
     if finding.first_step is None or report.first_step is None or finding.ranks != report.ranks:
         return False
     return finding.first_step <= report.first_step <= (finding.last_step or finding.first_step)
 
 
 def recorded_findings(source: Source) -> list[Finding]:
-    """The newest report of each live finding whose kind is unknown here. A run may be read on a machine without the
-    plug-ins that it was recorded with, and their findings must not be lost. A finding that was over before the run's
-    end has `ongoing` = False in its evidence.
+    """The newest report of each live finding of a kind that is unknown here. A run may be read on a machine that lacks
+    the plug-ins with which it was recorded. The findings of these plug-ins must not be lost. A finding that was over
+    before the run's end has `ongoing` = False in its evidence.
     """
     found: dict[str, Finding] = {}
     over: set[str] = set()

@@ -21,7 +21,7 @@ __all__ = ["folder_state"]
 
 
 def folder_state(run: RunDir, source: Source, policy: StallPolicy, *, now_ns: int) -> RunState:
-    """The state of `run`, whose stores `source` reads; `now_ns` is the current time (epoch nanoseconds)."""
+    """The state of `run`. `source` reads the run's stores; `now_ns` is the current time (epoch nanoseconds)."""
     watched, copied, as_of_ns = is_watched(run.stores()), is_copy(run), stored_until_ns(run)
     state = run_state(source, policy, now_ns=as_of_ns, is_watched=watched, is_copy=copied)
     behind_s = (now_ns - as_of_ns) / 1e9

@@ -43,9 +43,9 @@ def limit_s(view: AttemptView, policy: StallPolicy) -> float:
         SHARED.beyond_few_factor * view.longest_step_ns / 1e9,
     )
     if any(rank.state == "stopped" for rank in alive):
-        return limit  # the limits of phases do not apply to a stopped process
+        return limit  # the higher limits that some phases have do not apply to a stopped process
     is_starting = len(view.ranks) < view.world_size or any(rank.finished_steps == 0 for rank in alive)
-    is_between_steps = not any(rank.step_is_open or rank.calls for rank in alive)  # such as teardown
+    is_between_steps = not any(rank.step_is_open or rank.calls for rank in alive)  # for example in teardown
     if is_starting or is_between_steps:
         limit = max(limit, policy.startup_s)
     return max([limit, *(policy.of_phase(phase) for rank in alive for phase in rank.phases)])
@@ -89,7 +89,7 @@ def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None =
     if not is_last:
         return False
     reasons = {event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt)}
-    if "finished" in reasons:  # rank 0 may have written the end alone, if the ranks do not communicate
+    if "finished" in reasons:  # only rank 0 writes this, and ranks that do not communicate may fail all the same
         return "failed" not in reasons and not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
     if not reasons & {"interrupted", "preempted"} or not any(rank.closed for rank in view.ranks.values()):
         return False
@@ -115,7 +115,7 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
     if ends:
         return min(ends)
     excluded_ns = min((e.wall_ns for e in log.of(event_kinds.EXCLUDED, attempt=view.attempt)), default=None)
-    if excluded_ns is not None:  # the launcher then ends the attempt; ignore later records of a node
+    if excluded_ns is not None:  # the launcher has excluded a device or a node, and then ends the attempt
         return max(excluded_ns, view.last_ns)
     next_ns = next_launch_ns(view, log)
     given_up_ns = min(
@@ -139,8 +139,8 @@ def next_launch_ns(view: AttemptView, log: EventLog) -> int:
 
 
 def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:
-    """Time at which the last `watch` ended (epoch nanoseconds); a `watch` ends once its ranks are gone. None if any
-    `watch` may still run, or if ranks have recorded anything since.
+    """Time at which the last `watch` ended (epoch nanoseconds); a `watch` ends once its ranks are gone. None if a
+    `watch` may still be running, or if ranks have recorded anything since.
 
     An interrupted launcher, or the last tick of its watch, may end long after the ranks; this time does not count as
     silence of the ranks.

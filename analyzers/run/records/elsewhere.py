@@ -1,4 +1,4 @@
-"""Ranks on nodes whose records are not in the run's folder, for example because nodes write to local disks.
+"""Ranks on nodes that have no records in the run's folder, for example because nodes write to local disks.
 
     ranks_elsewhere(source, log, attempt=0, world_size=4, last_ns=view.last_ns)      # {2, 3}
     ranks_not_here(source, attempt=0)                                                # those without any step here
@@ -7,8 +7,8 @@ A rank without records may never have started, or may be on another node. The la
 ranks it starts, and a node's ranks have consecutive numbers. A rank is elsewhere if these rules assign it to no
 recorded node:
 
-1. If any rank of a node is recorded, that rank's number minus its local rank is the node's first number, and the node
-   has as many numbers as it starts ranks.
+1. If any rank of a node is recorded, the node's ranks are known: the first one is that rank's number minus its local
+   rank, and there are as many as the node starts.
 2. If launchers without any recorded rank start at least as many ranks as are not assigned to a node, these are their
    ranks, and no rank is elsewhere.
 3. If a node's launcher recorded no number of ranks, the node has all ranks below the first rank of the next known node.
@@ -24,7 +24,7 @@ __all__ = ["ranks_elsewhere", "ranks_not_here"]
 
 
 def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
-    """Ranks of other nodes that have no step here."""
+    """Ranks on other nodes of which no step is recorded in the run's folder."""
     if not (source.has("ranks") and source.has("steps")):
         return frozenset()
     ((world_size, started_ns),) = source.rows(
@@ -33,7 +33,7 @@ def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
     ((present, last_ns),) = source.rows(
         "SELECT list(DISTINCT rank), max(start_ns) FROM steps WHERE attempt = ?", [attempt]
     )
-    recorded = frozenset(present or ())  # both are NULL before the attempt's first step
+    recorded = frozenset(present or ())  # before the attempt's first step, both results of the query are NULL
     if len(recorded) >= (world_size or 0):
         return frozenset()
     log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.EXCLUDED))

@@ -35,7 +35,8 @@ class Evaluation:
 def evaluations(source: Source) -> list[Evaluation]:
     """Evaluations with a finite loss, ordered by step; for a step that was evaluated again, the last one.
 
-    Evaluations of an earlier attempt are left out from the first step on that a later attempt evaluated.
+    Once a later attempt has evaluated a step, evaluations of earlier attempts are left out for this and all later
+    steps.
     """
     newest: dict[int, Evaluation] = {}
     attempt = 0

@@ -53,7 +53,7 @@ def newest_pace(source: Source, copies: int | None = None) -> Pace | None:
         "SELECT min(step), min(start_ns), median(duration_ns) / 1e6, min(duration_ns) / 1e6, max(duration_ns) / 1e6 "
         f"FROM steps WHERE {window}"
     )
-    # includes the time of discarded steps
+    # The time includes that of steps that were discarded.
     tokens, seconds = wall_throughput(source, f"{finished} AND start_ns >= {int(begin_ns)}")
     copies = token_copies(source) if copies is None else copies
     return Pace(

@@ -76,7 +76,8 @@ def not_recorded(absent: Sequence[str]) -> str:
 
 
 def without_switches(text: str) -> str:
-    """The text without the hint how to record them, for files of other tools, which have no such settings."""
+    """The text without the hint on how to record them. It is for files of other tools, because these have no such
+    settings."""
     return _BY.sub("", text)
 
 
@@ -94,4 +95,4 @@ def _words(name: str) -> str:
 
 
 def _switch(name: str) -> str:
-    return _SWITCHES.get(name, "")  # if only a column is empty, its table is already recorded
+    return _SWITCHES.get(name, "")  # "" for a column: its table is recorded, so the switch is already on

@@ -1,4 +1,4 @@
-"""Attempts that stood still until their end: since when they did, and which of their steps had finished before.
+"""Attempts that stood still until their end: the time at which this began, and the steps that had finished before.
 
 standstill_ns = standstills(source, log)                 # {0: 1_795_722_353_972_086_103}
 source.rows(f"SELECT ... WHERE {before_standstill(standstill_ns)}")
@@ -19,8 +19,8 @@ EVENTS = (event_kinds.STACKS, event_kinds.FINDING, event_kinds.RUN_ENDED)
 
 
 class Standstill(NamedTuple):
-    """Time at which `watch` reported the standstill, and time after which the recorded end of a step is an interruption
-    (epoch nanoseconds)."""
+    """Two times (epoch nanoseconds). At `reported_ns` `watch` reported the standstill. After `steps_until_ns` the
+    recorded end of a step is only an interruption."""
 
     reported_ns: int
     steps_until_ns: int

@@ -1,4 +1,5 @@
-"""Consecutive trainings in one process, as in a sweep: step numbers continue, but each has its own series of losses.
+"""Consecutive trainings in one process, as in a sweep: the step numbers continue, but each training has a separate
+series of losses.
 
 training_starts(source)                # {(0, 401)}: another model is trained from step 401 of attempt 0 on
 """
@@ -12,7 +13,7 @@ __all__ = ["training_starts"]
 
 
 def training_starts(source: Source) -> set[tuple[int, int]]:
-    """Return (attempt, step) of the first step of each training but the first, as its ranks noticed it."""
+    """Return (attempt, step) of the first step of each training except the first training, as the ranks noticed it."""
     if not source.has("events"):
         return set()
     rows = source.rows(

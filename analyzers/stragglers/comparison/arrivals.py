@@ -1,4 +1,5 @@
-"""Arrival statistics of a rank: how often it enters a collective last, and its share of all waiting.
+"""Arrival statistics of a rank: how often it enters a collective last, and the share of all waiting in which others
+wait for it.
 
 arrivals = load_arrivals(source, attempt=0, rank=3, first_step=40, last_step=90)
 arrivals.caused_wait_ratio       # 0.93: nearly all waiting in the groups of rank 3 was for it
@@ -23,13 +24,13 @@ run.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Share of its collectives that a rank enters last, and its share of all waiting."""
+    """Share of its collectives that a rank enters last, and the share of all waiting that it causes."""
 
     num_last: int
     num_checked: int
     caused_wait_ratio: float | None
     most_caused_wait_ratio: float | None = None
-    """The largest share of the waiting that one rank causes, this one or another member of its groups."""
+    """The largest share of the waiting that any one member of the rank's groups causes."""
 
     def evidence(self) -> dict[str, Any]:
         """Values for a finding's evidence; empty if no collective was recorded."""
@@ -47,8 +48,8 @@ def load_arrivals(
 ) -> Arrivals:
     """Read arrivals: the member with the shortest time in a collective was last, and the others waited the difference.
 
-    `within_stages`: only groups whose members exchange no messages, since between pipeline stages the schedule decides
-    which member is last.
+    `within_stages`: read only groups in which members send each other no messages, because between pipeline stages the
+    schedule decides which member is last.
     """
     if not source.has("collectives"):
         return Arrivals(num_last=0, num_checked=0, caused_wait_ratio=None)
@@ -142,8 +143,8 @@ def waits_ms(
 ) -> dict[int, float]:
     """Upper bound on how long `ranks` waited for the culprit: {step: milliseconds, mean over the ranks}.
 
-    Counts calls of their groups that the culprit entered last, whether or not the rank computed meanwhile. Steps
-    without such a call are left out.
+    Counts the collectives that the culprit entered last of all members. The time counts even if the waiting rank
+    computed meanwhile. Steps without such a call are left out.
     """
     rows = source.rows(
         """

@@ -48,8 +48,8 @@ Indices = npt.NDArray[np.int64]
 def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: ChangePolicy | None = None) -> list[Segment]:
     """Find ranks that became slower and remained slower, the largest change first.
 
-    `excess`: ratio over the peers; `own_ms`: of the judged phase; `whole_ms`: of all own work, because its noise shows
-    how busy the machine is. All are [ranks, observations].
+    `excess`: ratio over the peers; `own_ms`: times of the judged phase; `whole_ms`: times of all own work, because
+    their noise shows how busy the machine is. All are [ranks, observations].
     """
     policy = policy or ChangePolicy()
     num_rows, num_observations = excess.shape
@@ -99,7 +99,7 @@ def _num_required(effect: float, noise_of_work: float, noisy: list[tuple[int, fl
 
 
 def crowding(whole_ms: Matrix) -> float:
-    """Noise of one observation of all own work, as a ratio and without what all ranks share."""
+    """Noise of one observation of all own work, as a ratio. Changes that all ranks share are not part of it."""
     logs = np.log(np.maximum(whole_ms, 1e-6)).astype(np.float64)
     return difference_sigma(logs - np.median(logs, axis=0, keepdims=True))
 
@@ -145,7 +145,7 @@ def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
         means = values[:, : count * length].reshape(len(values), count, length).mean(axis=2)
         steps = np.abs(np.diff(means, axis=1))
         deviation = difference_sigma(means)
-        if steps.size >= 30:  # changes that many ranks show at times also count as noise
+        if steps.size >= 30:  # with enough values, changes that many ranks show now and then count as noise, too
             deviation = max(deviation, float(np.quantile(steps, 0.9)) / 1.645 / math.sqrt(2))
         found.append((length, max(found[-1][1], deviation * math.sqrt(length))))
     return found
@@ -187,7 +187,8 @@ def _judge(
     blocks = values[row, onset + length % block :].reshape(-1, block)
     agreement = float(np.mean(np.median(blocks, axis=1) > level))
     others = np.delete(change, row)
-    # Only rises count: among few peers the excess of the others falls when the excess of one grows.
+    # Of the other ranks' changes, only rises count. If there are few peers, the excess of all others falls when that of
+    # one rank grows.
     spread = max(0.0, float(np.max(others)))
     beyond = SHARED.beyond_factor if len(values) >= SHARED.many_values else SHARED.beyond_few_factor
     if effect < policy.min_effect_ratio or agreement < SHARED.agreement_ratio or effect < beyond * spread:

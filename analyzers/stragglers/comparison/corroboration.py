@@ -13,8 +13,8 @@ or means for a rank that pauses. Steps between two slow stretches, in which the 
    proportion to the rank's additional CPU time belong to its work, not to the host.
 4. The rank trains on more tokens than its peers, by the same factor: its sequences are longer, and no machine is bad.
    Rule 2 then does not apply.
-5. On a CPU, a rank that computes more must have additional CPU time. Otherwise the rank was kept from running: by the
-   disk (major page faults), by a busy core (CPU time and waits for a core together are most of the excess), or by a
+5. On a CPU, a rank that computes more must have additional CPU time. In other cases the rank was kept from running: by
+   the disk (major page faults), by a busy core (CPU time and waits for a core together are most of the excess), or by a
    lock or blocking call. Rule 5 does not apply to GPUs, where host CPU time shows nothing about the device, nor to
    loading, which may just wait for a disk.
 6. A value that was not recorded decides nothing.
@@ -59,7 +59,7 @@ class Counters:
 
     cpu_ms: float | None = None
     cpu_ratio: float | None = None
-    """CPU time per step / that of the peers, minus 1."""
+    """CPU time per step divided by the peers' CPU time per step, minus 1."""
     run_delay_ms: float | None = None
     own_run_delay_ms: float | None = None
     """The rank's whole wait for a core (ms per step), not only its excess."""
@@ -73,7 +73,7 @@ class Counters:
     gc_ms: float | None = None
     major_faults: float | None = None
     tokens_ratio: float | None = None
-    """Tokens per step / those of the peers, minus 1."""
+    """Tokens per step divided by the peers' tokens per step, minus 1."""
     on_cpu: bool = False
     """True if the rank computes on the host's CPU, so that its CPU time is its work."""
     num_steps: int = 0
@@ -184,8 +184,8 @@ def attribute(
 
 
 def _waits_of_more_work_ms(counters: Counters) -> float:
-    """Return the part of the wait for a core that comes from additional CPU time: on a busy host each millisecond of
-    work waits equally long, so a rank with three times the work has two thirds of its wait because of it."""
+    """Return the part of the wait for a core that is caused by additional CPU time. On a busy host each millisecond of
+    work waits equally long, so if a rank has three times the work, two thirds of its wait are due to that."""
     own, ratio = counters.own_run_delay_ms, counters.cpu_ratio or 0.0
     if not counters.on_cpu or own is None or counters.run_delay_ms is None or ratio <= 0:
         return 0.0
@@ -211,7 +211,7 @@ def load_counters(
     judged: tuple[int, int] | None = None,
     means: bool = False,
 ) -> Counters:
-    """Read the newest steps of `slow`: (rank, its slow stretches), and of its peers; empty if not recorded.
+    """Read the newest slow steps of a rank and of its peers; empty if not recorded. `slow`: (rank, its slow stretches).
 
     `judged`: first and last compared step, to read usual values outside of the slow steps.
     """

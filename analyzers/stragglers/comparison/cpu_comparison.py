@@ -91,8 +91,8 @@ def _times(source: Source, timings: Timings, rows: Ints, spent: str) -> Matrix |
 
 
 def _runs_from_last(steps: Ints) -> Ints:
-    """For each observation, its number among the observations of its step, counted back from the last one (1). A step
-    has several observations if it ran again after a rollback."""
+    """Number each observation among the observations of the same step, counted back from the last one (1). A step has
+    several observations if it ran again after a rollback."""
     reversed_steps = steps[::-1]
     order = np.argsort(reversed_steps, kind="stable")
     in_order = reversed_steps[order]

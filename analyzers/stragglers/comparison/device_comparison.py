@@ -1,4 +1,4 @@
-"""GPU of a slow rank against those of its peers: clock, temperature, throttling, and the load of its host.
+"""Compare the GPU of a slow rank with the GPUs of its peers: clock, temperature, throttling, and the load of its host.
 
     device = load_device(source, attempt=0, slow=(3, 40, 90), peers=[0, 1, 2])
     device.explains(factor=1.4)      # "Its GPU runs at 1.20 GHz, its peers at 1.98 GHz: heat, ..."
@@ -40,7 +40,8 @@ class DeviceComparison:
     load_per_cpu: float | None = None
 
     def explains(self, factor: float) -> str:
-        """Return a sentence if the GPU's clock explains why the rank takes `factor` times as long; else empty."""
+        """If the GPU's clock explains why the rank takes `factor` times as long as its peers, return a sentence on it,
+        otherwise an empty text."""
         if not self.clock_hertz or not self.peers_clock_hertz or factor <= 1:
             return ""
         if self.peers_clock_hertz / self.clock_hertz - 1 < SHARED.explained_ratio * (factor - 1):
@@ -68,7 +69,7 @@ class DeviceComparison:
 def load_device(
     source: Source, attempt: int, slow: tuple[int, int, int], peers: Sequence[int]
 ) -> DeviceComparison | None:
-    """Read the health of `slow`: (rank, first step, last step) and its peers. None if no reading lies in those
+    """Read the health of `slow`: (rank, first step, last step) and its peers. None if there is no reading in these
     steps.
     """
     rank, first_step, last_step = slow

@@ -5,7 +5,7 @@
 With stamped steps, the side is decided by the part of the rank's excess in which its device waited for its host.
 Without stamps, one call of each slow step is examined: the one before which the rank spent the most time. If the host
 had launched it before the device's preceding work began, the device was late. If its kernel started as soon as it was
-launched, the host was late. If the device worked after it had waited for its host, neither is the case, and the host's
+launched, the host was late. If the device worked after it had waited for its host, neither is the case. Then the host's
 lead decides: a host that is a whole step ahead is not late, and a host that has lost such a lead is late.
 """
 
@@ -66,7 +66,7 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
 def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
     read = partial(_late_ms, typical="avg" if slow.paused_ratio else "median")
     found = in_newest_steps(source, attempt, slow, peers, read)
-    if not slow.has_peers:  # without peers, the rank is compared with its own past
+    if not slow.has_peers:  # the rank has no peers, so it is compared with its own past
         spans = (slow.first_step, slow.last_step), (0, slow.first_step - 1)
         now, before = (read(source, attempt, [slow.rank], *span) for span in spans)
         found = now, before

@@ -31,7 +31,7 @@ __all__ = ["is_late_as_peers", "leads"]
 
 
 def is_late_as_peers(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> bool:
-    """Return True if the hosts of the peers take as long as that of a rank whose host is late."""
+    """Return True if the hosts of the peers take as long as the host of the rank with a late host."""
     if missing_tables(source, "nccl_calls"):
         return False
     read = partial(host_places_ms, typical="avg" if slow.paused_ratio else "median")
@@ -46,9 +46,9 @@ def is_late_as_peers(source: Source, attempt: int, slow: Straggler, peers: Seque
 
 
 def leads(source: Source, attempt: int, slow: Straggler, ranks: Sequence[int]) -> tuple[float, float]:
-    """Return by how many steps the hosts of these ranks are ahead of their devices in the newest slow steps, and the
-    lead that they and the slow rank rarely exceeded (0.9 quantile), then or before. In steps of the host, because a
-    full launch queue limits the number of steps, however long they take."""
+    """Return two leads in steps: by how much the hosts of these ranks are ahead of their devices in the newest slow
+    steps, and the 0.9 quantile of their leads and the slow rank's, in these and in earlier steps. In steps of the host,
+    because a full launch queue limits the number of steps, however long they take."""
     newest = max(slow.first_step, slow.last_step - NEWEST_STEPS)
     rows = source.rows(
         """

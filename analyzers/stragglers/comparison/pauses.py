@@ -6,9 +6,10 @@ A cgroup limit or another job may stop a process for 80 ms at arbitrary moments.
 process waits for others anyway, and all ranks wait for the other stops. The median of the process's steps shows
 nothing. The criterion is therefore how many observations of one rank alone are far off:
 
-1. A pause is an observation whose excess is twice the peers' whole work and many times the noise. An excess of half of
-   the peers' work is enough if pauses occur in most steps, or in every n-th step, because noise has no rhythm. Pauses
-   may be that small: a slow network hides part of a delay shorter than the host's lead plus the device's work.
+1. A pause is an observation in which the excess is twice the peers' whole work and many times the noise. An excess of
+   half of the peers' work is enough if pauses occur in most steps, or in every n-th step, because noise is not
+   periodic. Pauses may be that small: a slow network hides part of a delay shorter than the host's lead plus the
+   device's work.
 2. From the first to the last pause, a good part of the observations are pauses, without a long gap. This rule excludes
    a burst of another job on the machine.
 3. Hardly any other rank pauses at the same time. Pauses of all ranks come from the machine.
@@ -42,7 +43,7 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None, steps: Ints |
     num_rows, num_observations = excess.shape
     if num_rows < 2 or num_observations < SHARED.min_steps:
         return []
-    # if every second step is a pause, all neighbours are affected
+    # Steps are compared at distances of 1 and 2: if every second step is a pause, all direct neighbours differ.
     apart = (np.abs(excess[:, lag:] - excess[:, :-lag]) for lag in (1, 2))
     noise = _QUARTILE_TO_SIGMA * min(float(np.quantile(one, 0.25)) for one in apart) / math.sqrt(2)
     found: list[Segment] = []

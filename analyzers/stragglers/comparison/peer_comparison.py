@@ -76,7 +76,8 @@ class Straggler:
     paused_ratio: float = 0.0
     """Share of the steps in which it pauses; 0 if it is slow in most steps."""
     has_peers: bool = True
-    """True if compared with peers; False if compared with its own past, because no other rank has the same work."""
+    """True if compared with peers; False if the rank was compared with its own past, because no other rank has the same
+    work."""
     found_in: str = ""
     """The only phase or gap that shows the slowness; empty if all of its work shows it."""
     by_cpu: bool = False
@@ -84,15 +85,16 @@ class Straggler:
 
     def place(self) -> str:
         """Phase or gap that holds nearly all of the excess; empty if none does (a rank that is slow everywhere)."""
-        if self.found_in or self.by_cpu:  # only wall time is known by place, and it shows no excess
+        # If CPU times were compared, no place is known: only wall times are known by place, and they show no excess.
+        if self.found_in or self.by_cpu:
             return self.found_in
         of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
         place = max(of_cause, key=lambda name: of_cause[name])
-        # Not of `excess_ms`: medians of parts do not add up to the median of the whole.
+        # The share is of the sum of the parts, and not of `excess_ms`, because medians do not add up.
         least = SHARED.agreement_ratio * sum(max(0.0, v) for v in of_cause.values())
         if of_cause[place] >= least:
             return place
-        # Time before the first forward pass of an attached loop belongs to the end of the step before it.
+        # In an attached loop, time before the first forward pass counts as the end of the previous step.
         between = sum(of_cause.get(gap, 0.0) for gap in _BETWEEN_STEPS)
         return "before_forward" if between >= least else ""
 
@@ -107,7 +109,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
         compute, data = complete(timings.compute[peers]), complete(timings.own["data"][peers])
         together = compute + data
         whole: Matrix = np.maximum(others_median(together), 1e-3).astype(np.float32)
-        data_excess = np.zeros_like(data)  # remains 0 for a rank without peers in loading
+        data_excess = np.zeros_like(data)  # stays 0 for a rank if no peer loads data as well
         kinds: list[tuple[Cause, Ints, Matrix]] = [("compute", np.arange(len(peers)), compute)]
         for loaders in (np.flatnonzero(np.isin(peers, group)) for group in timings.data_peers):
             if len(loaders) > 1:
@@ -238,7 +240,7 @@ def _with_place(known: list[Straggler], in_place: Straggler) -> list[Straggler]:
 
 
 def _placed(known: Straggler, in_place: Straggler) -> Straggler:
-    """Set the place of a slow rank whose other phases are too noisy, if it holds most of the excess."""
+    """Set the place of a slow rank: the one that holds most of the excess, if the rank's other phases are too noisy."""
     if known.cause == "data" or known.place():
         return known
     holds_most = in_place.excess_ms >= SHARED.agreement_ratio * known.excess_ms
@@ -248,7 +250,7 @@ def _placed(known: Straggler, in_place: Straggler) -> Straggler:
 def is_large(values: Matrix, together: Matrix, policy: StragglerPolicy) -> bool:
     """Return True if a place has so much of a typical rank's work that both have the same noise."""
     usual = np.quantile(values, 0.25, axis=1) / np.maximum(np.quantile(together, 0.25, axis=1), 1e-3)
-    # With two ranks take the smaller value: the median would include the slow rank.
+    # Of two ranks the smaller value is taken, because the mean of both would include the slow rank.
     return bool(np.quantile(usual, 0.5, method="lower") > policy.small_place_ratio)
 
 
@@ -280,7 +282,7 @@ def is_significant(straggler: Straggler) -> bool:
 
 
 def places_of(timings: Timings, cause: Cause) -> tuple[str, ...]:
-    """Phases and gaps, starting with those of the cause."""
+    """Phases and gaps; the ones that belong to the cause come first."""
     of_cause = timings.places(cause)
     return (*of_cause, *(place for place in timings.own if place not in of_cause))
 
@@ -302,7 +304,8 @@ def step_growth(timings: Timings, slow: Straggler) -> Growth | None:
     """Return how much the step time grew when a rank became slow, an upper bound of the rank's cost; None if there are
     too few earlier steps."""
     begin = slow.segments[0].begin
-    while begin and slow.first_step <= timings.steps[begin - 1] < timings.steps[begin]:  # its host was already late
+    # Go back to the first slow step, since the host was already late before the segment.
+    while begin and slow.first_step <= timings.steps[begin - 1] < timings.steps[begin]:
         begin -= 1
     if begin < timings.observations_for(SHARED.history, slice(begin)):
         return None
@@ -313,8 +316,8 @@ def step_growth(timings: Timings, slow: Straggler) -> Growth | None:
 
 def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
     """Limit the excess of a device that waits for its host to the growth of the step. If the step did not grow, the
-    device was idle for as long before, when it waited for other ranks instead of its host. The growth is ignored if the
-    earlier steps vary by as much.
+    device was idle for as long before. At that time it waited for other ranks and not for its host. The growth is
+    ignored if the earlier steps vary by as much.
     """
     growth = step_growth(timings, slow)
     if growth is None or slow.excess_ms <= max(growth.ms, growth.sigma_ms):
@@ -345,13 +348,14 @@ def measured(
         factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
     whole = complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in timings.own))
     baseline = others_median(whole)[row]
-    # the calls of the last steps are not yet recorded on all ranks
+    # Steps with a baseline of 0 are left out: some ranks have not yet recorded the calls of the last steps.
     if paused_ratio and (is_known := baseline > 1e-3).any():
         index, whole, baseline = index[is_known], whole[:, is_known], baseline[is_known]
     per_rank = typical(excess_ms[:, index], axis=1)
     excess = float(per_rank[row])
     next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
-    # Ranks in lockstep have equal steps; if whole steps differ, the slowest one determines the job's step.
+    # Ranks that wait for each other have equally long steps, so the median is taken. If whole steps were compared, they
+    # differ, and the slowest rank determines the job's step.
     of_ranks = np.nanmax if WHOLE_STEP in timings.own else np.nanmedian
     step_ms = float(typical(of_ranks(complete(timings.duration[np.ix_(peers, index)]), axis=0)))
     gain = max(0.0, excess - max(0.0, next_slowest))

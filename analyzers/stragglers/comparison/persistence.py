@@ -13,7 +13,7 @@
 4. The run's start and end are the observations that maximise the sum of (excess - half the effect).
 5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show. If at most every second step is
    observed, also use blocks of three, as few observations then span many steps.
-6. Precedent: the excess must be well above that of any rank in any other window of the same length. Lasting noise
+6. Precedent: the excess must be well above the excess of any rank in any other window of the same length. Lasting noise
    (another job on a shared machine) is not part of a block's noise, but has precedents.
 """
 
@@ -77,10 +77,11 @@ def find_segments(
         num_blocks = num_observations // length
         if num_blocks < 2 or num_observations < observations_for(min_length, steps):
             continue
-        offset = num_observations - num_blocks * length  # blocks end at the newest observation
+        offset = num_observations - num_blocks * length  # so that the last block ends at the newest observation
         blocks = np.median(excess[:, offset:].reshape(num_rows, num_blocks, length), axis=2)
         base_noise = _noise(blocks, policy) if scale == 1 else base_noise
-        # a few long blocks give a poor estimate of the noise
+        # If there are only a few long blocks, their noise is poorly known. So it is at least that of the shortest
+        # blocks, divided by the square root of the scale.
         noise = max(_noise(blocks, policy), base_noise / math.sqrt(scale))
         smallest = _smallest(policy, scale, num_rows)
         limits = _Limits(
@@ -88,7 +89,7 @@ def find_segments(
             least=min_length, num_together=num_together,
         )  # fmt: skip
         threshold = max(smallest, SHARED.outlier_sigmas * noise) / 2
-        for gap in (2, 1):  # if a run of nearly all blocks fails the test, parts of it may pass
+        for gap in (2, 1):  # a run that joins nearly all blocks may fail the test although parts of it pass
             for row, first, last in _runs(blocks, threshold, gap):
                 begin, end = offset + first * length, offset + last * length
                 if any(seen.row == row and seen.begin < end and begin < seen.end for seen in found):
@@ -187,7 +188,7 @@ def _judge(
     effect = float(np.median(own))
     agreement = float(np.mean(own > min(effect / 2, policy.clear_excess_ratio)))
     ongoing = end >= num_observations - observations_for(SHARED.block_steps, steps)
-    # A slowdown that is over may have been a burst of another job, so it has to be larger and longer.
+    # A slowdown that has ended may have been caused by another job for a while, so it must be larger and longer.
     smallest = limits.smallest if ongoing else policy.lone_effect_ratio
     least = limits.least if ongoing else policy.min_length_ended
     num_required = least * max(1.0, SHARED.burst_sigmas * limits.base_noise / max(effect, 1e-9))
@@ -201,7 +202,7 @@ def _judge(
         slow = together
     others = [i for i in range(num_rows) if i != row and i not in slow]
     apart = excess[others, begin:end]
-    if row in slow and 2 * len(slow) == num_rows:  # the slow half would be an offset of the whole spread
+    if row in slow and 2 * len(slow) == num_rows:  # if half of the ranks are slow, the others all lie below the median
         apart = apart - np.median(apart)
     spread, dominated = _spread(apart, effect)
     sigmas = max(SHARED.outlier_sigmas, 1 + math.sqrt(2 * math.log(max(limits.num_places, 2))))
@@ -213,13 +214,13 @@ def _judge(
 
 
 def _as_slow(values: Matrix, effect: float) -> set[int]:
-    """Return the rows whose excess is near `effect` in most of these observations, including the judged row."""
+    """Return the rows that have an excess near `effect` in most of these observations, including the judged row."""
     least = effect / SHARED.beyond_few_factor
     return set(np.flatnonzero(np.mean(values >= least, axis=1) >= SHARED.agreement_ratio).tolist())
 
 
 def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
-    """Return (robust spread of the peers in these observations, whether one of them is nearly as far off).
+    """Return (robust spread of the peers in these observations, True if one of the peers deviates nearly as much).
 
     The spread of a small group cannot be estimated: it is returned as 0, and only the second value counts.
     """
@@ -239,7 +240,7 @@ def _refine(values: npt.NDArray[np.float32], begin: int, end: int, length: int, 
 
     A short disturbance before the onset, followed by normal observations, is not part of the slowdown.
     """
-    votes = np.clip(values, 0.0, 2 * level) - level  # one jitter must not outvote the steps around it
+    votes = np.clip(values, 0.0, 2 * level) - level  # values are clipped, so that a single outlier does not decide
     low = max(0, begin - length)
     gains = np.cumsum(votes[low:end][::-1])[::-1]
     refined_begin = low + int(np.argmax(gains))

@@ -6,7 +6,8 @@ late_ranks(read_inspector_job(survey(folder)))
    (`arrivals`).
 2. A rank is suspected if it arrives last in most collectives of a communicator, and if the others wait for it during a
    large part of their time in these. The files do not show why it is late.
-3. The files have durations but no times, so their calls are judged in a separate store, not with those of a run.
+3. The files have durations but no times, so their calls are judged in a separate store and not together with a run's
+   calls.
 """
 
 from __future__ import annotations

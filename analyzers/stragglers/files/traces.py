@@ -3,11 +3,11 @@
     findings = slow_ranks_of_traces(read_rank_traces(survey(folder)))
 
 1. Times of different ranks are never compared by clock, only by length (`store.readers.traces.rank_traces`).
-2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step whose
-   phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage. If all steps together are
-   so short that a burst of another job on the host could slow them all, they are judged by their kernels, which such a
-   burst does not affect. On a CPU, a rank that is slower in such steps is reported as not judged. Traces are not rows
-   of `steps`, which hold phases by the host's clock; a trace holds the work of the device.
+2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged like a step
+   without recorded phases (`stragglers.analyze`); peers are the ranks of one pipeline stage. If all steps together are
+   so short that another job on the host could have slowed them all, they are judged by their kernels, because such a
+   job does not slow kernels. On a CPU, a rank that is slower in such steps is reported as not judged. Traces are not
+   rows of `steps`, which hold phases by the host's clock; a trace holds the work of the device.
 3. The least exposed communication of any rank is transfer, because the rank that arrives last does not wait; the rest
    is waiting.
 """
@@ -44,7 +44,7 @@ def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
         return [_insufficient("no trace could be read")]
     policy = StragglerPolicy()
     unmarked = [trace.rank for trace, _ in every if not trace.marked]
-    if len(unmarked) == len(every):  # each trace as a whole is one step
+    if len(unmarked) == len(every):  # no trace has step marks, so each trace counts as one step
         timings = _timings(every)
         why = f"no ProfilerStep# marks on {ranks_text(unmarked)}. Call prof.step() in the loop"
         return [_insufficient(why), *(_exposed(timings) if len(every) > 1 else ())]
@@ -92,7 +92,7 @@ def _too_short(found: Finding, timings: Timings, policy: StragglerPolicy) -> str
 
 
 def _comparable(ranks: Sequence[Steps], needed: int) -> Sequence[Steps]:
-    """All traces; if they share fewer than `needed` steps, only those that have most of the steps.
+    """Return all traces. If they share fewer than `needed` steps, return only the traces that have most of the steps.
 
     Otherwise one truncated trace would leave nothing to compare.
     """

@@ -1,9 +1,9 @@
-"""Onset of a rank whose host is late in one phase or gap, from the host's own time in that place.
+"""Onset of a slow rank with a host that is late in one phase or gap, from the host's own time in that place.
 
     slow = with_host_onset(source, timings, slow, "before_forward", peers)      # slow.first_step: 41 instead of 46
 
 The lead of a host, and a slow network, hide the host's first late steps from its device, but the host's spans show
-them. The level is the host's median excess over its peers from the device's onset on. The host's onset is where the sum
+them. The level is the host's median excess over its peers since the device's onset. The host's onset is where the sum
 of (excess - level / 2) from there on is largest. It is used only if the level is at least `explained_ratio` of the
 rank's excess, and if few earlier steps reach half of the level, as they do on a rank that prints from time to time.
 """

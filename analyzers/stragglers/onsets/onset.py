@@ -110,7 +110,7 @@ def _dated(
         or last - segment.begin < 2 * SHARED.trend_values
         or (np.diff(steps) <= 0).any()
     ):
-        return slow  # too few steps, or repeated ones, for which the CPU times of the executions cannot be told apart
+        return slow  # there are too few steps, or steps were repeated and the CPU times of their executions are mixed
     excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
     if excess is None:
         return slow
@@ -149,24 +149,25 @@ def _cpu_excess(source: Source, attempt: int, ranks: list[int], steps: list[int]
 
 
 def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
-    """Set the rank's onset to the first step of its attempt if no earlier step was faster; else leave it unchanged.
+    """Set the rank's onset to the first step of its attempt if no earlier step was faster. Otherwise leave it
+    unchanged.
 
     The start of a segment may lie some steps too late: the comparison leaves warm-up steps out, and a jitter of the
     peers hides the rank's excess in a step. If the rank was slow in all earlier steps, including the warm-up, there is
     no onset. A step before the onset counts as slow if the rank took longer than the peers' usual time after the onset
-    by half of its usual excess. In most of these steps it must also have been slower than its peers in the same step,
-    because warm-up slows them, too.
+    by half of its usual excess. In most of these steps the rank must also have been slower than its peers, because
+    warm-up slows the peers, too.
     """
     segment = slow.segments[0]
     if not slow.has_peers or slow.paused_ratio or slow.by_cpu or segment.begin > SHARED.history:
         return slow
-    if not source.has("steps"):  # traces have no attempts
+    if not source.has("steps"):  # the timings are from traces, and there is no run to look into
         return slow
     ((first_of_all,),) = source.rows(
         "SELECT min(step) FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL", [timings.attempt]
     )
     if first_of_all is None or int(timings.steps[0]) - int(first_of_all) > SHARED.warm_up_steps:
-        return slow  # a live analysis reads only the newest steps
+        return slow  # the run's first steps were not read: a live analysis reads only the newest ones
     until = int(timings.steps[min(segment.end, segment.begin + SHARED.history) - 1])
     early = load_timings(source, timings.attempt, until_step=until)
     if early is None or (np.diff(early.steps) <= 0).any() or not np.isin(timings.steps[0], early.steps):
@@ -193,8 +194,8 @@ def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Se
 
 
 def to_newest_step(timings: Timings, slow: Straggler) -> Straggler:
-    """Set the rank's last slow step to the newest step if it is slow to the end, since a jitter may hide its excess
-    there.
+    """If the rank is slow to the end, set its last slow step to the newest step, because noise may hide the excess in
+    the last steps.
     """
     if not slow.ongoing:
         return slow

@@ -1,4 +1,4 @@
-"""Comparison of ranks with their own past, for ranks whose work no other rank shares. Pure functions.
+"""Comparison of ranks with their own past, for ranks that do other work than all other ranks. Pure functions.
 
     for slow in find_slower_than_before(timings, policy):
         slow.rank, slow.cause, slow.first_step, slow.factor          # 1.5: it takes 1.5 times as long as before
@@ -9,8 +9,8 @@ of a stage). A rank that became slow can be found:
 
 1. Each rank's own time is divided by its usual time: the median of its fastest block of history length. So a slow part
    of the run is never the reference, however long it is.
-2. `change_point` finds ranks whose ratio grew relative to the others in the same observations, and remained larger.
-   Common causes (longer sequences, a shared host) cancel out.
+2. `change_point` finds ranks with a ratio that grew relative to the other ranks in the same observations, and remained
+   larger. Common causes (longer sequences, a shared host) cancel out.
 3. Common causes that affect stages differently also make the times of other ranks grow. So the rank's own time must
    have grown twice as much as any other rank's.
 4. A rank that waits long for a slow stage becomes slower itself, because its caches are cold. So a rank is not named if
@@ -45,7 +45,7 @@ _LEAST_MS = 1e-3
 
 
 def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
-    """Find ranks without peers in one attempt whose compute or data time rose and stayed higher."""
+    """In one attempt, find ranks without peers on which the compute or data time rose and stayed higher."""
     policy = policy or StragglerPolicy()
     if len(timings.ranks) < 2:
         return []
@@ -56,7 +56,7 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     change = replace(policy.change, min_effect_ratio=policy.persistence.lone_effect_ratio)
     found: list[Straggler] = []
     compared = [(cause, "", values, whole) for cause, values in own.items()]
-    for place in timings.places("compute"):  # compare each place alone, without the noise of the others
+    for place in timings.places("compute"):  # also compare each place by itself, free of the noise of the other places
         values = complete(timings.own[place])
         compared.append(("compute", place, values, with_median_rest(values, whole)))
     for cause, place, values, noisy in compared:
@@ -74,7 +74,7 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
 
 
 def _grown(values: Matrix, begin: int) -> Matrix:
-    """Growth of each row's median from `begin` on."""
+    """Median of each row from column `begin` to the end, minus the median before it."""
     after, before = np.median(values[:, begin:], axis=1), np.median(values[:, :begin], axis=1)
     return (after - before).astype(np.float32)
 

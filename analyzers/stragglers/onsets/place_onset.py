@@ -17,7 +17,7 @@ A slow rank is detected in all of its work. On a busy machine, noise may hide th
 A growing excess reaches half of its level long after its onset. `with_growth` sets the onset to the first rise.
 
 If a GPU's steps are short, only one in N is stamped, but calls are recorded in every step. The onset lies between the
-last stamped step that was not slow and the first slow one. It is the first step from which on the peers wait for the
+last stamped step that was not slow and the first slow one. It is the step after which the peers always wait for the
 rank longer than the mean of their waits in both steps (`with_unstamped_onset`).
 """
 
@@ -82,9 +82,9 @@ def first_rise(excess: Matrix, begin: int, is_compared: Booleans) -> int:
     """The observation at which an excess began to rise, if it grew gradually to its level at observation `begin`;
     otherwise `begin`.
 
-    An excess that grows reaches half of its final level long after its onset. As long as most of the `min_steps`
-    observations before `begin` exceed the level before them by `sure_sigmas` times a single step's noise, and by a
-    substantial part of the excess after them, the onset is at the rise that they belong to.
+    An excess that grows reaches half of its final level long after its onset. The onset moves back to an earlier rise
+    as long as most of the `min_steps` observations before `begin` exceed the level before them, by `sure_sigmas` times
+    a single step's noise and by a substantial part of the excess after them.
     """
     reach = SHARED.min_steps
     places = np.flatnonzero(is_compared)
@@ -140,7 +140,7 @@ def dated_at(timings: Timings, slow: Straggler, begin: int) -> Straggler:
 
 
 def with_unstamped_onset(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
-    """Set the rank's onset to the step from which on its peers wait for it; unchanged if every step was measured."""
+    """Set the rank's onset to the step at which its peers begin to wait for it, unless every step was measured."""
     begin = slow.segments[0].begin
     if begin == 0 or slow.first_step != int(timings.steps[begin]) or not source.has("collectives"):
         return slow

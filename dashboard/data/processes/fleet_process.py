@@ -56,7 +56,7 @@ def _judge(path: str) -> FleetAnswer:
 
 
 if __name__ == "__main__":
-    # import by the module's name, since the parent unpickles objects of this module
+    # Import the module by its name and not as `__main__`, since the parent unpickles objects of its classes.
     from dashboard.data.processes import fleet_process
 
     answer_parent(fleet_process._judge)

@@ -21,7 +21,8 @@ MAX_EVENTS = 500
 MAX_DETAIL_CHARS = 40_000
 MAX_VALUE_CHARS = 300
 ROUTINE = ("rank", "process_group", "rank_state", "rank_closed", "nccl_plugin")
-"""Kinds that every rank writes in every run; they are shown only if selected."""
+"""Kinds of events that every rank writes in every run. Events of these kinds are shown only if the reader selects them.
+"""
 
 
 def kinds(source: Source) -> list[dict[str, Any]]:

@@ -34,12 +34,13 @@ _BAD = """CASE WHEN nonfinite_count IS NULL AND NOT (isfinite(norm) AND isfinite
 
 
 def gradient_table(source: Source) -> Gradients:
-    """Norms and counts of NaN and Inf of at most `MAX_PARAMETERS` parameters in `MAX_GRADIENT_STEPS` steps.
+    """Gradient norms, and counts of NaN and Inf, of at most `MAX_PARAMETERS` parameters in some of the steps.
 
     1. The norm is the maximum over the ranks, as in the analyzers (`gradient_flow`): under plain data parallelism each
        rank records the whole gradient, and shards of one parameter have equal size. If several attempts ran a step, the
        newest counts. Counts of NaN and Inf are summed over all ranks and attempts.
-    2. Steps are evenly spaced and include the newest, plus as many steps with NaN or Inf.
+    2. The steps are up to `MAX_GRADIENT_STEPS` evenly spaced ones (the newest is among them), and up to
+       `MAX_GRADIENT_STEPS` of those with NaN or Inf.
     3. Parameters are those with NaN or Inf, those with the largest and the smallest norms, and evenly spaced others.
     """
     nothing = Gradients(columns=none("parameter", "step", "norm", "nonfinite"))

@@ -42,7 +42,7 @@ TOTALS = {
     "infiniband_errors_total": "InfiniBand errors", "infiniband_downs_total": "InfiniBand links lost",
     "swapped_pages_total": "pages swapped",
 }  # fmt: skip
-"""Counters whose increase is a problem of the device."""
+"""Counters that increase only if the device has a problem."""
 _COUNTER_SUFFIX = "_total"
 """Suffix of the names of counters, which start before the run."""
 
@@ -73,7 +73,7 @@ class Trend:
 def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Trend]:
     """Trends of the readings ({column: `avg`, `max` or `min` of a bucket}) that any device supports.
 
-    1. DuckDB reduces each device's readings to time buckets (fewer buckets if there are more devices).
+    1. DuckDB reduces each device's readings to time buckets. The more devices there are, the fewer buckets each gets.
     2. Each reading becomes a matrix device x bucket. From counters, the minimum during the run is subtracted.
     3. With many devices, those with the smallest and the largest values get a line, and bounds per bucket cover all
        devices.
@@ -125,10 +125,10 @@ def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *,
     bucket, NaN without a reading.
     """
     largest = np.fmax.reduce(grid, axis=1)
-    rows = np.flatnonzero(np.isfinite(largest))  # devices with a reading
+    rows = np.flatnonzero(np.isfinite(largest))  # rows of the devices that have at least one reading
     draws_all = len(rows) <= MAX_DRAWN
     shown = set(rows.tolist())
-    if not draws_all:  # also by the minimum: a clock that drops late has the same maximum as other devices
+    if not draws_all:  # choose by maximum and minimum: a clock that drops late has the same maximum as the others
         lowest, highest = np.fmin.reduce(grid, axis=1)[rows], largest[rows]
         ends = (np.argsort(lowest, kind="stable")[:AT_EACH_END], np.argsort(highest, kind="stable")[-AT_EACH_END:])
         shown = set(rows[np.concatenate(ends)].tolist())

@@ -66,9 +66,8 @@ def pulse(source: Source) -> dict[str, float | None]:
     """Values of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
 
     The newest steps are the steps that ran last, without steps discarded by a rollback. A NaN loss is returned as NaN.
-    The loss is that of the lowest rank with a loss, as in the report, because the ranks of an attached loop have
-    different losses. Memory is the maximum over the ranks. Tokens count once, even if several ranks read the same
-    text.
+    The loss comes from the lowest rank with a loss, as in the report, because the ranks of an attached loop have
+    different losses. Memory is the maximum over the ranks. Tokens count once, even if several ranks read the same text.
     """
     names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
     measured = [name for name in names if name not in ("step_ms", "tokens_per_s")]
@@ -189,7 +188,8 @@ def expert_load(source: Source) -> Columns:
 
 
 def logged_scalars(source: Source) -> Columns:
-    """Columns name, step, value: means over the ranks of user-logged scalars, evenly spaced if there are many."""
+    """Columns name, step, value: the scalars that the user logged, as means over the ranks. A scalar with many values
+    is shown at evenly spaced steps only."""
     if not source.has("scalars"):
         return none("name", "step", "value")
     return source.query(

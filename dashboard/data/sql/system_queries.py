@@ -54,7 +54,7 @@ def groups(source: Source) -> tuple[Rows, int]:
 
 
 def communicators(source: Source) -> Rows:
-    """NCCL communicators seen by the profiler plugin, one row each for all its ranks."""
+    """NCCL communicators that the profiler plugin saw, with one row for all ranks of a communicator."""
     if not source.has("nccl_communicators"):
         return []
     rows = source.rows(

@@ -33,7 +33,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """A run's folder, its newest attempt, and the watch that its launcher is to keep."""
+    """A run's folder, its newest attempt, and the `watch` process that the launcher has to keep alive."""
 
     run: Path
     attempt: int

@@ -21,7 +21,8 @@ _SCHEDULER_VARIABLES = {
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
     "PMI_RANK": "PMI_SIZE",
 }
-"""Variables with the rank and the number of ranks; a wrapper around a rank has them, its launcher does not."""
+"""Variables with the rank and the number of ranks. A wrapper around a rank has them in its environment, the launcher of
+the rank does not."""
 _JOB_ID_VARIABLES = ("PMIX_NAMESPACE", "KUBERNETES_JOB_UID", "JOB_UID", "LSB_JOBID", "PBS_JOBID")
 _LAUNCH_KEY = "rankscope/launch"
 LAUNCH = "RANKSCOPE_LAUNCH"
@@ -44,21 +45,22 @@ class Identity:
     ranks_of_process: int = 1
     """Number of ranks that each launched process has started itself, as with `torch.multiprocessing.spawn`."""
     is_started_by_script: bool = False
-    """True if this is such a rank: its variables are those of the process that started it."""
+    """True if this is such a rank. Its environment variables describe the process that started it."""
     launch: str = ""
-    """Name of the launch, the same in all its rounds, between which nodes come and go; "" under other launchers."""
+    """Name of the launch. It is the same in all rounds of the launch, although nodes may join and leave between rounds;
+    "" under other launchers."""
     round: str = ""
     """Name of the round; "" under other launchers."""
 
     @classmethod
     def from_environment(cls) -> Identity:
-        """Read torchrun's variables, else Slurm's; a single process without either."""
+        """Read torchrun's variables. If they are not set, read Slurm's. Without either, this is a single process."""
 
         def number(default: int, *names: str) -> int:
             return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 
         slurm = "SLURM_PROCID" in os.environ and "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ
-        mpi = "OMPI_COMM_WORLD_"  # read if no script has set torch's variables
+        mpi = "OMPI_COMM_WORLD_"  # MPI's variables count only if nothing has set torch's
         return cls(
             rank=number(0, "SLURM_PROCID" if slurm else "RANK", f"{mpi}RANK"),
             local_rank=number(0, "SLURM_LOCALID" if slurm else "LOCAL_RANK", f"{mpi}LOCAL_RANK"),
@@ -110,9 +112,9 @@ class Identity:
         """Name of the launch that each rank can determine, the same across the launcher's restarts.
 
         On one node this is the pid and start time of the process that started all ranks. On several nodes, or in
-        containers that do not see that process, it is the name that `rankscope run` gave, else the launcher's job id if
-        it is unique, else a random word from the process group's store (not under torchrun), else the address of the
-        rendezvous.
+        containers that do not see that process, it is the first of these that exists: the name that `rankscope run`
+        gave, the launcher's job id if it is unique, a random word from the process group's store (not under torchrun),
+        the address of the rendezvous.
         """
         if self.launch:
             return self.launch
@@ -120,7 +122,7 @@ class Identity:
             pid = launcher_pid() if self.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
             if pid > 0:
                 return f"{socket.gethostname()}-{pid}-{_start_ticks(pid)}"
-        is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # restarts of its ranks have a new store
+        is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # ranks that torchrun restarts get a new store
         return _name_of_job() or ("" if is_torchrun else _word_from_store()) or _rendezvous()
 
 
@@ -141,7 +143,7 @@ def launcher_pid() -> int:
 
 
 def _num_launched() -> int:
-    """Number of processes that torchrun has started if it starts one per node; otherwise, or without torchrun, 0.
+    """Number of processes that torchrun has started, if it starts one per node. 0 in all other cases.
 
     WORLD_SIZE is not evidence: a script that starts ranks may set it for them.
     """
@@ -197,7 +199,8 @@ def _name_of_job() -> str:
 
 
 def _word_from_store() -> str:
-    """The random word that the first rank to call this has put into the default group's store; waits for no rank."""
+    """Return a random word from the store of the default group. The first rank that calls this function has put it
+    there, so no rank waits for another."""
     import torch.distributed as dist
 
     from ...torch_compat import default_store

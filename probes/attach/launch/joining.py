@@ -49,8 +49,8 @@ def join_run(
 
 
 def _when(identity: Identity, job: str) -> str:
-    """End of the run's name: the time, or with several nodes the job, because nodes without a shared folder must choose
-    the same name."""
+    """Return the end of the run's name. It is the time; with several nodes it is the job, because nodes without a
+    shared folder must choose the same name."""
     if identity.launch or not identity.is_one_node():
         return os.environ.get("SLURM_JOB_ID") or job
     return time.strftime("%Y%m%d-%H%M%S")

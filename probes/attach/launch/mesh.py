@@ -73,7 +73,7 @@ def _sharded_names() -> frozenset[str]:
 
 
 def describe(recorder: TapeRecorder, mesh: Any) -> dict[str, int]:
-    """Record this rank's place in `mesh`; returns it. A mesh that does not fit is a warning."""
+    """Record this rank's coordinates in `mesh`; returns them. A mesh that does not fit causes a warning."""
     if isinstance(mesh, Mapping):
         place = _place_in(recorder.rank, {str(name): int(size) for name, size in mesh.items()})
     else:
@@ -102,7 +102,7 @@ def _place_in(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def derive(recorder: TapeRecorder) -> dict[str, int]:
-    """Record this rank's place as far as process groups and pipeline stages show it; returns it (empty if unknown)."""
+    """Record this rank's coordinates that process groups and pipeline stages show; returns them (empty if none)."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
     sharded = _sharded_names()
@@ -113,7 +113,8 @@ def derive(recorder: TapeRecorder) -> dict[str, int]:
 
 
 def _of_groups(rank: int, sharded: Set[str]) -> dict[str, int]:
-    """Coordinates from groups of a named DeviceMesh or Megatron, except for dimensions that are products of others.
+    """Coordinates from the groups of a named DeviceMesh or of Megatron. Dimensions that are products of others are left
+    out.
 
     A group of one rank shows nothing about the mesh: torchtitan creates one for each kind of parallelism that is off.
     """
@@ -139,7 +140,7 @@ def _of_the_world(sharded: Set[str]) -> dict[str, int]:
 
 
 def _of_stages() -> dict[str, int]:
-    """The pipeline stage that this process computes; the first one if there are several."""
+    """The pipeline stage that this process computes. If it computes several, the first of them."""
     stages = pipeline_stages()
     return {"pp": int(stages[0].group_rank)} if stages else {}
 

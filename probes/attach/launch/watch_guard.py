@@ -5,8 +5,9 @@
 It is a process instead of a thread of the rank, so that it costs no training time, and works while the rank hangs
 holding the GIL and across restarts of the ranks. It imports only the standard library.
 
-It exits if its watch ended by itself (the run is over, or it was asked to stop), if another watch of the node already
-has the store (later attempts start one, too), if the run's folder was deleted, or after `MAX_ENDS` crashes in a row.
+It exits in four cases: its watch ended by itself (the run is over, or the watch was asked to stop); another watch of
+the node, which a later attempt has started, already has the store; the run's folder was deleted; or the watch crashed
+`MAX_ENDS` times in a row.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .own_process import own_process
 
 __all__ = ["digest_address", "start_detached_watch", "start_watch"]
 
-# A double fork: a training script that waits for all of its children must not wait for this one.
+# Forks twice, so that `watch` is no child of the training script, which may wait for all of its children.
 _DETACH = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
 
 

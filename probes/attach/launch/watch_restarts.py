@@ -4,9 +4,9 @@
     watch.check()                                            # every few seconds
 
 Killing a watch loses nothing, because everything it writes is derived from the tapes. A watch that does not answer for
-`SILENT_S` by this process's monotonic clock (a SIGSTOP, a dead file system) is killed and replaced. A watch that has
-ended `MAX_QUICK_ENDS` times within `QUICK_END_S` of its start is started without exporters, whose configuration must
-not disable hang handling.
+`SILENT_S` by this process's monotonic clock (a SIGSTOP, a dead file system) is killed and replaced. If a watch has
+ended `MAX_QUICK_ENDS` times within `QUICK_END_S` of its start, it is started without exporters: a wrong configuration
+of exporters must not disable hang handling.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WatchRestarts:
 
     @property
     def is_bare(self) -> bool:
-        """True once exporters are left out, because the watch ended again and again."""
+        """True once the watch has ended so often that it is started without exporters."""
         return self.num_quick_ends >= MAX_QUICK_ENDS
 
     @property
@@ -80,7 +80,7 @@ class WatchRestarts:
         """Replace the watch if it has died or does not answer any more."""
         try:
             self._check()
-        except OSError as error:  # out of memory, or a process or file limit: retried
+        except OSError as error:  # for example out of memory, or at the limit of processes; the next call tries again
             logger.warning("watch cannot be started: %s", error)
 
     def _check(self) -> None:
@@ -91,7 +91,7 @@ class WatchRestarts:
             if now - self._answered_at > self._limit_s:
                 self.kill()
                 if self.process.poll() is None:
-                    return  # the next check tries again
+                    return  # the process is not dead yet; the next check tries again
                 self._num_silent_starts += self._answered_at == self._started_at
                 self._replace(f"It did not answer for {now - self._answered_at:.0f} s.")
             return
@@ -101,7 +101,8 @@ class WatchRestarts:
         lived_s = now - self._started_at
         if lived_s < min(RESTART_S * 2**self.num_quick_ends, MAX_RESTART_S):
             return
-        if gave_way and self._is_watched():  # watched by a `rankscope watch` that the user started, until it ends
+        # If the user has started `rankscope watch` on this run, leave the run to it until it ends.
+        if gave_way and self._is_watched():
             self._started_at = now
             return
         if not gave_way:
@@ -109,7 +110,7 @@ class WatchRestarts:
         self._replace(f"It ended with exit code {self.process.returncode}.")
 
     def kill(self) -> None:
-        """Kill the watch and wait up to `KILL_S` for its end, which frees its lock. A watch that waits for a disk may
+        """Kill the watch and wait up to `KILL_S` for its end. Its end frees the lock. A watch that waits for a disk may
         take longer."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):

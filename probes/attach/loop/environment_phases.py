@@ -29,8 +29,8 @@ __all__ = ["ENVIRONMENT", "EnvironmentPhases"]
 
 ENVIRONMENT = "environment"
 _PLACES = (
-    ("gymnasium.core", "Env", "reset"),  # every environment's `reset` calls it first
-    ("gymnasium.wrappers.common", "OrderEnforcing", "step"),  # wraps everything that `gymnasium.make` returns
+    ("gymnasium.core", "Env", "reset"),  # the `reset` of every environment calls this function first
+    ("gymnasium.wrappers.common", "OrderEnforcing", "step"),  # `gymnasium.make` wraps each environment in this class
     ("gymnasium.vector.vector_env", "VectorEnv", "reset"),
     ("gymnasium.vector.sync_vector_env", "SyncVectorEnv", "step"),
     ("gymnasium.vector.async_vector_env", "AsyncVectorEnv", "step_wait"),
@@ -75,7 +75,7 @@ class EnvironmentPhases:
         for module, owner, method in _PLACES:
             imports.when(module, partial(self._patch, owner, method))
 
-        # Functions, because torch.compile traces a policy through them and cannot trace bound methods.
+        # These wrappers are functions and not bound methods, because torch.compile traces through them.
         def is_here() -> bool:
             return self._phases.is_here(trains=False)
 
@@ -114,7 +114,7 @@ class EnvironmentPhases:
     def _score(self, real: Callable[..., Any], policy: distributions.Distribution, *args: Any, **kwargs: Any) -> Any:
         with failing_open("attach.environment"):
             has_gradient = any(getattr(value, "requires_grad", False) for value in (*args, *kwargs.values()))
-            # A model may sample within its training pass: that is the model's own time.
+            # If a model samples within its training pass, the time belongs to the pass and not to a rollout.
             if policy in self._sampled and not has_gradient and not self._phases.is_in("forward"):
                 self._phases.leave("evaluate")
                 self._enter_phase()

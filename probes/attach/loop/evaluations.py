@@ -8,10 +8,10 @@
     modes.backward_begins()         # a backward pass begins
 
 A loop that trains `DistributedDataParallel(task)` evaluates `task.model`, what `accelerator.unwrap_model` returns, or a
-moving average of the weights. Such a module shares a parameter with the one that trains, or has parameters of the same
-shapes in the same order. It is found by torch's global module hook. Since that costs time in each call of each module,
-the hook is installed only between an update and the next training activity, outside of the outermost call. Compiled
-models get no hook, because torch warns about global ones.
+moving average of the weights. Such a module is recognised by a parameter that it shares with the trained one, or by
+parameters of the same shapes in the same order. It is found by torch's global module hook. Since that costs time in
+each call of each module, the hook is installed only between an update and the next training activity, outside of the
+outermost call. Compiled models get no hook, because torch warns about global ones.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Evaluations:
         self._phases = phases
         self._related = WeakObjects()
         self._others = WeakObjects()
-        self._called = WeakObjects()  # modules called since the update, which have a hook
+        self._called = WeakObjects()  # modules that were called since the update and have been given a hook
         self._undo: list[Callable[[], None]] = []
         self._global: Any = None  # handle of the hook of all modules
 
@@ -79,10 +79,11 @@ class Evaluations:
         try:
             if (torch.is_grad_enabled() and is_in_training_mode(module)) or not self._is_related(module):
                 return
-            self._unhook()  # modules that it calls are part of the same evaluation
+            self._unhook()  # remove the global hook, because modules called by this one belong to the same evaluation
             if any(module is inner for model in self._phases.models() for inner in inner_modules(model)):
-                return  # has permanent hooks
-            # Removed once training continues, because torch iterates over a module's hooks while it is called.
+                return  # this module has permanent hooks already
+            # This hook is removed only when training continues, because torch iterates over a module's hooks during the
+            # call.
             if self._called.add(module):
                 after = ModelHook(module, self._phases.after_forward)
                 self._undo.append(module.register_forward_hook(after, always_call=True).remove)

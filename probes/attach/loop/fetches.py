@@ -7,9 +7,9 @@
 
 A step begins with the fetch of its first batch, even if that fetch raises or never ends, but not if it finds the end of
 the epoch. Batches of an evaluation begin no step: an evaluation after an update belongs to that update's step. A loader
-feeds an evaluation if its iterator has not fed training, and one of two conditions holds: gradients are off, or its
-data set has not fed training and all models (of a wrapper, its main part) are in eval mode. This is known before the
-model is called.
+feeds an evaluation if its iterator has not fed training, and one of two conditions holds. Either gradients are off, or
+the loader's data set has not fed training and all models (of a wrapper, its main part) are in eval mode. This is known
+before the model is called.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fetches:
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases
         self._training_iterators: WeakSet[Any] = WeakSet()  # iterators that have fed training
-        self._training_sets: set[int] = set()  # their data sets, which outlive an epoch
+        self._training_sets: set[int] = set()  # the data sets of these loaders: a data set outlives an epoch
         self._unknown: WeakSet[Any] = WeakSet()  # iterators used since the last call of a model
 
     def patch(self) -> None:
@@ -95,7 +95,7 @@ class Fetches:
         try:
             begins = phases.next_step != before and not self._evaluates(iterator)
             if begins:
-                recorder.step_number = phases.next_step  # a fetch that never ends is recorded in the next step
+                recorder.step_number = phases.next_step  # so that a fetch that never ends is recorded in the next step
             phases.enter(_DATA)
         except Exception as error:
             record_error("attach.data", error)

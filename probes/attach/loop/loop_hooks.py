@@ -76,7 +76,7 @@ class LoopPhases:
         self.values = values
         self.norms = StepNorms(recorder, values, is_wanted=gradient_norm)
         self.automatic = True  # the optimizer's step ends the loop's steps; False: the loop marks them itself
-        self.thread = get_ident()  # in which the loop runs
+        self.thread = get_ident()  # the thread in which the loop runs
         self._learners: set[int] = set()  # threads that take turns at the leader's updates
         self._undo: list[Callable[[], object]] = []
         self._watched = WeakObjects()
@@ -84,7 +84,7 @@ class LoopPhases:
         self._open: dict[str, Any] = {}  # kind -> span
         self._depth = 0  # number of nested model calls
         self._number, self._microbatch, self._in_step = 0, 0, False
-        self._updated_ns = 0  # end of the current step's update, or of the last phase after it
+        self._updated_ns = 0  # time at which the current step's update ended, or the last phase after the update
         self._imports = OnImport()
         self._scaling = LossScaling(self)
         self._losses = StepLosses(values, self._scaling)
@@ -116,7 +116,7 @@ class LoopPhases:
     def watch_optimizer(self, optimizer: Any, *, leads: bool = True) -> None:
         """Time `step` of a torch optimizer, or of a wrapper that has a `step` method.
 
-        With `leads`, this optimizer ends the loop's steps from now on. Without, it does so only if no other one does.
+        With `leads`, its updates end the loop's steps from now on. Otherwise they do so only while there is no leader.
         """
         inner = unwrapped(optimizer)
         if leads or self.leader is None:
@@ -149,7 +149,7 @@ class LoopPhases:
         self._undo.append(self._imports.remove)
 
     def replace(self, place: Any, name: str, wrapper: Callable[..., Any], *, follows: bool = False) -> None:
-        """Replace a function by `wrapper(real, ...)` in the loop's thread, until `remove`. `follows`: a call shows in
+        """Until `remove`, replace a function in the loop's thread by `wrapper(real, ...)`. `follows`: a call shows in
         which thread the loop runs."""
 
         def applies() -> bool:
@@ -200,7 +200,7 @@ class LoopPhases:
                 self._learners |= {self.thread, get_ident()}
             if get_ident() not in self._learners or not self._updated_ns:
                 return False
-        for kind in [*self._open]:  # what the other thread still does after its update
+        for kind in [*self._open]:  # phases that are still open in the thread that is left
             self.leave(kind)
         self.thread, self._depth = get_ident(), 0
         training_is_here()
@@ -250,7 +250,7 @@ class LoopPhases:
         if not self.automatic:
             return
         if self._in_step and self._number > 1 and not self._updated_ns and not self._losses.has_trained:
-            self._in_step = False  # batches of an evaluation after the last step
+            self._in_step = False  # this "step" consists of batches for an evaluation after the last real step
             self.recorder.discard_step()
         self.end(self._updated_ns)
 
@@ -358,11 +358,11 @@ class LoopPhases:
             elif not self._updates.are_partners(optimizer, self.leader):
                 self._losses.set_aside()
             if self._updates.enter_step(optimizer, is_inside=self.is_in("optimizer")):
-                self.leave("optimizer")  # still open if an earlier step raised
+                self.leave("optimizer")  # the phase is still open if an earlier step raised an exception
                 self.enter("optimizer")
             if optimizer is self.leader:
                 self.num_updates += 1
-                if not self.is_in("backward"):  # otherwise, more gradients are still to come
+                if not self.is_in("backward"):  # in an update within the backward pass, gradients are incomplete
                     self.norms.measure(getattr(optimizer, "grad_scale", None))
         except Exception as error:
             record_error("attach.optimizer", error)

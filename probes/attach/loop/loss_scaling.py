@@ -116,7 +116,7 @@ class LossScaling:
         if self._scale is not None:
             return
         scale = _scale_of(scaler)
-        if isinstance(scale, Tensor):  # the scaler changes it in place
+        if isinstance(scale, Tensor):  # copy the value, because the scaler changes it in place
             scale = scale.item() if scale.is_cpu else scale.detach().clone()
         if scale is not None:
             self._scale = scale
@@ -124,7 +124,8 @@ class LossScaling:
 
     def _steps(self, real: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         with failing_open("attach.loss_scale"):
-            if self._phases.leader is None:  # known before its first step, which overflows may delay
+            # The scaler is called with the optimizer even if an overflow makes it skip the optimizer's first step.
+            if self._phases.leader is None:
                 self._phases.watch_optimizer(optimizer, leads=False)
         before = self._phases.num_updates
         result = real(scaler, optimizer, *args, **kwargs)

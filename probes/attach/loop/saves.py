@@ -23,7 +23,7 @@ _PLACES = (
     ("numpy", "save"),
     ("numpy", "savez"),
     ("numpy", "savez_compressed"),
-    ("safetensors.torch", "serialize_file"),  # what `save_file` calls, however it was imported
+    ("safetensors.torch", "serialize_file"),  # `save_file` calls this function, however `save_file` was imported
     ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"),  # what `dcp.save` calls
 )
 

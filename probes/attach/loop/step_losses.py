@@ -9,8 +9,8 @@ embedding.
     losses.settle()                      # the step ends: write what is known
 
 Several backward passes in a step, each with its own forward pass, are micro-batches. If the loop divides each loss by
-the number of passes, the step's loss is the sum of the losses, else their mean. The autograd graph shows each loss's
-factor. The loop divides if the factors add up to at most 1, or if each is at most 1 / number of passes.
+the number of passes, the step's loss is the sum of the losses. Otherwise it is their mean. The autograd graph shows
+each loss's factor. The loop divides if the factors add up to at most 1, or if each is at most 1 / number of passes.
 
 Several losses of one forward pass are parts of one loss and are summed. Losses belong to one pass if no forward pass
 lies between their backward passes, or if no model was called twice (a backbone and a head per task may be separate
@@ -54,7 +54,7 @@ MEASURED = "measured_"
 """Prefix of a column's name for the series of measured values, written if the loop logs its own value."""
 FIRST_LOSS = "loss_of_first_pass"
 LARGEST_WEIGHT = "largest_weight_of_last_pass"
-"""Series of steps whose passes have different weights."""
+"""Series that is recorded for steps in which the passes have different weights."""
 MIN_SCALE = 128.0
 """Minimum initial loss scale. Common initial values range from 128 to 2^32."""
 _TOLERANCE = 1e-4
@@ -62,7 +62,7 @@ _MAX_DEPTH = 4
 _OTHER_LOSSES = frozenset(
     {
         "val", "valid", "validation", "eval", "test", "best", "scaled",
-        # values of several steps, which are NaN until the first one
+        # Names of values that are computed over several steps, and may be NaN before the first of them.
         "avg", "average", "mean", "running", "smooth", "smoothed", "ema", "last", "prev", "previous", "old", "epoch",
         "init", "initial", "history",
     }
@@ -95,19 +95,19 @@ class StepLosses:
         self._scaling = scaling
         self._losses: list[float | Tensor] = []
         self._factors: list[float] = []
-        self._forwards: Counter[int] = Counter()  # number by model
+        self._forwards: Counter[int] = Counter()  # id of a model -> number of forward passes of that model
         self._unseen = 0  # 1 if the first backward pass came without a forward pass
-        self._groups = 0  # groups of backward passes without a forward pass in between
+        self._groups = 0  # number of groups; a group is backward passes with no forward pass between them
         self._follows_forward = True
         self._keeps_graph = False
         self._has_scale = False
         self._tokens = 0
         self._padded: int | Tensor = 0
         self._language_models = WeakObjects()
-        self._version: tuple[int, int] | None = None  # version of a weight in the last forward pass
+        self._version: tuple[int, int] | None = None  # tensor version of a weight at the last forward pass
         self._largest_weight: Tensor | None = None
         self._logged: set[str] = set()
-        self._updated: _Passes | None = None  # passes before an update that may not end the step
+        self._updated: _Passes | None = None  # passes before an update of which it is unknown whether it ends the step
         self._held: _Passes | None = None  # passes of the step that is about to begin
         self._aside: list[_Passes] = []  # passes that other optimizers have used
 
@@ -202,7 +202,7 @@ class StepLosses:
         if loss is root and self._is_scale(factor):
             loss, factor = root.detach() / factor, 1.0
         self._factors.append(factor)
-        is_plain = type(loss) is Tensor and loss.is_cpu  # nothing to wait for, and not made by the probes
+        is_plain = type(loss) is Tensor and loss.is_cpu  # the value on the CPU is known without waiting for a device
         self._losses.append(loss.item() if is_plain else loss.detach().reshape(()))
 
     def _is_scale(self, factor: float) -> bool:
@@ -222,7 +222,8 @@ class StepLosses:
         self._values.put(**values)
 
     def keep_newest(self) -> None:
-        """Forget all losses of this step but the newest: earlier ones belong to steps whose end was not detected."""
+        """Forget all losses of this step but the newest. The earlier ones belong to steps of which the end was not
+        detected."""
         del self._losses[:-1], self._factors[:-1]
         self._forwards.clear()
         self._unseen = self._groups = min(self._groups, 1)
@@ -297,7 +298,7 @@ def _largest_weight(model: nn.Module) -> Tensor | None:
 
 
 def _factor_behind(root: Tensor) -> float:
-    """Factor of a scaled loss, whose last operation is the scaler's."""
+    """Factor by which a loss was scaled: the scaler made the last operation of the loss."""
     following = getattr(root.grad_fn, "next_functions", ())
     return _product(following[0][0]) if following else 1.0
 
@@ -311,7 +312,7 @@ def _product(node: Any) -> float:
             break
         other = getattr(node, "_saved_other", None)
         if not isinstance(other, Tensor) or other.numel() != 1 or not other.is_cpu or other.requires_grad:
-            return 0.0 if name == "DivBackward0" else product  # divided by a number that only the device has
+            return 0.0 if name == "DivBackward0" else product  # the divisor is on a device, so the factor is unknown
         number = other.item()
         product *= number if name == "MulBackward0" else 1 / number if number else 0.0
         following = getattr(node, "next_functions", ())

@@ -7,8 +7,8 @@ shards.
     norms.clipped(norm, parameters)      # the norm by which torch clips the gradients of these
     norms.measure()                      # before the optimizer's step
 
-A loop may clip parts of its model one by one; their norms are then combined. If parameters are clipped again, the
-first norm counts, because it is that of the unclipped gradients. After a new backward pass, the new norm counts. A rank
+A loop may clip parts of its model one by one; their norms are then combined. If parameters are clipped again, the first
+norm counts, because only this norm is of unclipped gradients. After a new backward pass, the new norm counts. A rank
 that holds shards knows only their norm. It is written as a series named after the ranks that hold the rest (`PART`),
 and the store combines the parts (`store.derived.global_norms`), so no collective is needed.
 """
@@ -41,7 +41,8 @@ PART = "grad_norm_part "
 ORDER = ", order "
 """Precedes the norm's order at the end of that name. An order of 2 is left out."""
 MAX_EXAMINED = 3
-"""Maximum consecutive non-finite steps whose gradients are examined individually; more would add nothing."""
+"""Maximum number of consecutive non-finite steps in which gradients are examined individually. More would add nothing.
+"""
 
 
 class _Phases(Protocol):
@@ -63,9 +64,10 @@ class StepNorms:
         self.measured: float | Tensor | None = None
         """The norm of the current step, if this rank knows it."""
         self.input_gradient = InputGradientNorms()
-        self._order = 2.0  # of the norms by which the loop clips: inf, 1, ...
-        self._clips: list[tuple[str, float, Tensor]] = []  # since the pass: (ranks, order, this rank's norm)
-        self._clipped_by: list[tuple[Tensor, Iterable[Tensor]]] = []  # (norm as given, its parameters)
+        self._order = 2.0  # order p of the p-norm by which the loop clips: 2, inf, 1, ...
+        # Clippings since the last backward pass: (label of the ranks, order, this rank's norm).
+        self._clips: list[tuple[str, float, Tensor]] = []
+        self._clipped_by: list[tuple[Tensor, Iterable[Tensor]]] = []  # (norm that the loop passed, its parameters)
         self._after_backward = False
         self._is_measured = False  # True once measured after the newest backward pass
         self._examined = 0

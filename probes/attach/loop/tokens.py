@@ -36,7 +36,7 @@ def _is_embedding(part: nn.Module) -> bool:
 
 
 def num_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
-    """Count the ids of the first integer tensor with a dimension besides the batch; 0 without one."""
+    """Count the ids of the first integer tensor with a dimension besides the batch; 0 if there is no such tensor."""
     for value in _inputs(args, kwargs):
         if isinstance(value, Tensor) and value.dtype in _INTEGERS and value.dim() >= 2:
             return value.numel()

@@ -50,7 +50,7 @@ class _Phases(Protocol):
 
 
 def phase_of(name: str) -> str:
-    """Name of the phase that a piece is; empty for those that are parts of forward and backward."""
+    """Name of the phase that corresponds to a piece; empty for pieces that are parts of forward and backward."""
     return _PHASES.get(name.rpartition(".")[2], "")
 
 

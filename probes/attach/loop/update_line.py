@@ -5,9 +5,10 @@
     ...
     update.is_followed_by(frames_of_error(error))
 
-Between an update and the next thing recorded lie the end of one iteration and the start of the next: a loop that makes
-its batches by itself shows nothing in between. In the function in which the stacks of the error and of the update
-diverge, a line above the update belongs to the next iteration, and a line below it belongs to the same iteration.
+After an update, nothing is recorded until the next fetch or forward pass. This gap contains the end of one iteration
+and the start of the next, and a loop that makes its batches by itself does not show where one ends. The line of the
+error shows it: in the function in which the stacks of the error and of the update diverge, a line above the update
+belongs to the next iteration, and a line below it belongs to the same iteration.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class UpdateLine:
     """Stack of the loop's newest update."""
 
     def __init__(self) -> None:
-        self._lines: Sequence[tuple[CodeType, int]] = ()  # no frames: they would keep their variables
+        self._lines: Sequence[tuple[CodeType, int]] = ()  # no frames, because they would keep variables alive
 
     def made(self, frame: FrameType | None) -> None:
         """Note an update that was made in this frame."""

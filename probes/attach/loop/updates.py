@@ -53,8 +53,9 @@ __all__ = ["Leaves", "Updates", "named_parameters_in", "named_parameters_of", "p
 TURNS = 3
 """Minimum alternations between two optimizers, each with its own backward pass, to count as trained in turn."""
 TAKES_OVER = 8
-"""An optimizer becomes the leader after this many updates without one by the leader; a new one does at once if the
-leader has made this many with no other between them. A critic makes about five per generator update."""
+"""An optimizer becomes the leader after this many updates without an update by the leader. A new optimizer becomes the
+leader at once if the leader made the last updates, at least this many, alone. A critic makes about five per generator
+update."""
 MAX_NODES = 5000
 """Maximum number of nodes of the autograd graph that are searched."""
 
@@ -97,16 +98,16 @@ class Updates:
         self._seen = WeakObjects()  # optimizers that have stepped after a backward pass
         self._turns = 0
         self._first_is_recorded = False
-        self._before: tuple[Tensor, Any] | None = None  # the number of earlier updates, being copied from a device
-        self._with_gradients: dict[int, _State] = {}  # by model, after its backward pass
-        self.are_by_hand: bool | None = None  # None: not yet known
-        self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
+        self._before: tuple[Tensor, Any] | None = None  # number of earlier updates, while it is copied from a device
+        self._with_gradients: dict[int, _State] = {}  # id of a model -> its state right after its backward pass
+        self.are_by_hand: bool | None = None  # True if the loop updates without an optimizer; None: not yet known
+        self._without_leader: Counter[int] = Counter()  # optimizer's id -> updates since the leader's last one
         self._counted = WeakObjects()
         self._outer: Any = None  # the optimizer in whose step others may step
-        self._num_alone = 0  # updates of the leader since one by another optimizer
+        self._num_alone = 0  # number of the leader's updates since the last update by another optimizer
         self._alone = WeakObjects()  # leaders that made `TAKES_OVER` updates with no other between them
         self._leaves = Leaves()
-        self._former = WeakObjects()  # the leader before, while it may lead again
+        self._former = WeakObjects()  # the previous leader, as long as it may lead again
         self._is_fetched = False  # the first step begins with the fetch of a batch
         self._awaits_others = False  # until the next fetch, another optimizer may become the leader
         self._partners = WeakObjects()  # optimizers that step after the same backward passes as the leader
@@ -119,7 +120,8 @@ class Updates:
         """Called with the optimizer when another model is trained with it."""
 
     def backward_ended(self, models: Iterable[nn.Module] = (), root: Any = None) -> None:
-        """Note the end of a backward pass from `root`. `models`: those trained, if no optimizer of them is known."""
+        """Note the end of a backward pass from `root`. `models`: the trained models, needed if no optimizer of them is
+        known."""
         self._after_backward = True
         self._leaves.find(None if models or self._leader is not None else root)
         for model in models or self.trained_leaves:
@@ -138,7 +140,7 @@ class Updates:
         if self._before is not None and self._before[1].query():
             self._record_first(int(self._before[0].item()))
         if self._counted.add(optimizer):
-            self._without_leader.pop(id(optimizer), None)  # count of a deleted optimizer that had the same id
+            self._without_leader.pop(id(optimizer), None)  # drop the count of a deleted optimizer with the same id
         self._without_leader[id(optimizer)] += 1
         replaces, after_backward = False, self._after_backward
         if after_backward:
@@ -146,10 +148,11 @@ class Updates:
             self._record_training()
             self._with_gradients.clear()
             is_new = self._seen.add(optimizer)
-            # the first partner to step after a pass is the leader
+            # Of partners, the first to step after a backward pass leads.
             if optimizer is not leader and self.are_partners(optimizer, leader):
                 self._last = self._leader = leader = optimizer
-            if not is_new and self._last is not optimizer:  # each has its own backward pass: a GAN, actor and critic
+            # Optimizers that take turns, each after a backward pass for it, train a GAN, or an actor and a critic.
+            if not is_new and self._last is not optimizer:
                 self._turns += 1
                 if self._turns == TURNS:
                     self._recorder.event(event_kinds.TRAINED_IN_TURN)
@@ -157,13 +160,13 @@ class Updates:
             returns = optimizer in self._alone and self._num_alone >= TAKES_OVER  # case 2
             succeeds = returns or (is_new and self._is_successor(optimizer, leader))  # case 1
             replaces = leader is None or succeeds or optimizer in self._former
-        # no backward pass since the leader stepped: this one updates for the same loss
+        # Since the leader's step there was no backward pass, so this optimizer updates for the same loss.
         elif leader is not None and optimizer is not leader and leader is self._last:
             self._partners = self._partners if leader in self._partners else WeakObjects([leader])
             self._partners.add(optimizer)
             if optimizer in self._former:
                 self._began_at = None
-        # in the first iteration, the last one to step after a separate pass is the leader
+        # In the first iteration, the last optimizer to step after a separate backward pass leads.
         if self._awaits_others and optimizer is not leader and after_backward:
             self._leader = optimizer
             return optimizer
@@ -181,7 +184,7 @@ class Updates:
         if self._num_alone == TAKES_OVER:
             self._alone.add(optimizer)
         self._without_leader.clear()
-        if self._last is not None:  # a step before any backward pass only makes the optimizer's state
+        if self._last is not None:  # a step before any backward pass only allocates the optimizer's state
             self._set_leader(optimizer)
         return optimizer
 
@@ -273,7 +276,8 @@ class Updates:
 
 
 def _updates_before(optimizer: Any) -> int | Tensor | None:
-    """Number of updates in a loaded optimizer state; a tensor if it is on a device, None if it cannot be read."""
+    """Number of updates in a loaded optimizer state. It is a tensor if it is on a device, and None if it cannot be
+    read."""
     state = getattr(optimizer, "state", None) if isinstance(optimizer, Optimizer) else None
     states = state.values() if isinstance(state, Mapping) else ()
     count = next((one["step"] for one in states if isinstance(one, Mapping) and "step" in one), None)
@@ -298,7 +302,7 @@ def _has_gradient(model: nn.Module | Leaves) -> bool:
 
 
 def _gradient(parameter: Tensor) -> Tensor | None:
-    """None during `torch.func.functional_call`, whose values stand in for the parameters: torch would warn."""
+    """None during `torch.func.functional_call`, in which other values stand in for the parameters: torch would warn."""
     return parameter.grad if parameter.is_leaf else None
 
 
@@ -341,7 +345,7 @@ def named_parameters_in(models: Iterable[nn.Module]) -> list[tuple[str, nn.Param
 
 
 def named_parameters_of(optimizer: Any) -> list[tuple[str, Any]]:
-    """Tensors that an optimizer updates, named by their place in it."""
+    """Tensors that an optimizer updates, named by their positions in its parameter groups."""
     groups = getattr(optimizer, "param_groups", ())
     lists = [list(group.get("params", ())) for group in groups]
     return [(f"param_groups.{i}.{j}", one) for i, params in enumerate(lists) for j, one in enumerate(params)]

@@ -68,7 +68,7 @@ class OnImport(MetaPathFinder):
 
 
 class _ActingLoader(Loader):
-    """A loader that takes a module's actions once it was executed; everything else is the real loader's."""
+    """A loader that runs a module's actions after it has executed the module. All else is done by the real loader."""
 
     def __init__(self, real: Any, actions: dict[str, list[Action]]) -> None:
         self._real, self._actions_by_name = real, actions

@@ -37,7 +37,8 @@ class BackwardWait:
         self._begin_wait_ns = 0
 
     def follow(self, call: Call, future: Any) -> None:
-        """Complete `call` when `future` completes. If the backward pass waits for it at its end, count that wait."""
+        """Complete `call` when `future` completes. If the backward pass waits for the future at the end of the pass,
+        count that wait."""
         calls = self._calls
         call.in_backward = self._expect(call, future)
 
@@ -87,9 +88,9 @@ class BackwardWait:
             complete = []
             for call, future in expected:
                 call.in_backward = False
-                if future.done():  # otherwise the pass did not wait for it: its record is finished on completion
+                if future.done():  # a call that is not done was not waited for; its record ends when it completes
                     complete.append(call)
-                    call.end_ns = call.end_ns or now  # 0 if its callback still waits for the GIL
+                    call.end_ns = call.end_ns or now  # `end_ns` is 0 if the call's callback still waits for the GIL
             if not complete:
                 return
             last = max(complete, key=lambda call: call.end_ns)

@@ -27,7 +27,7 @@ __all__ = ["INPUT_GRADIENT", "InputGradientNorms", "on_input_gradient"]
 INPUT_GRADIENT = "input_gradient_norm"
 """Series of a rank's norms."""
 MAX_PASSES = 256
-"""Maximum number of backward passes per step whose norms are kept."""
+"""Maximum number of backward passes per step for which norms are kept."""
 
 
 class InputGradientNorms:
@@ -59,8 +59,8 @@ class InputGradientNorms:
 
 
 def on_input_gradient(model: nn.Module, use: Callable[[Tensor], None]) -> Callable[[], None]:
-    """Call `use` with each gradient of the first layer's output (a DTensor's local part); returns a function that
-    undoes this."""
+    """Call `use` with each gradient of the first layer's output (of a DTensor, with the local part). Returns a function
+    that undoes this."""
     layer = _first_layer(model)
     if layer is None:
         return lambda: None

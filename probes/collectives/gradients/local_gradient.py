@@ -52,7 +52,7 @@ class UnreducedNorm:
         elif reduce_op == dist.ReduceOp.SUM:
             factor = float(num_members) ** 2
         else:
-            factor = math.nan  # its scale is not known
+            factor = math.nan  # for other operations, the factor between input and reduced gradient is unknown
         with torch.no_grad():
             for tensor in tensors:
                 if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.device == total.device:

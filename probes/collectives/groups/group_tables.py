@@ -23,7 +23,7 @@ def alive_groups() -> list[Any]:
 
 
 def tables() -> tuple[dict[Any, Any], ...]:
-    """Torch's tables whose keys are groups."""
+    """Torch's tables that have groups as keys."""
     world = group_world()
     return (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag)
 
@@ -38,7 +38,7 @@ def replace_new(old: Any, new: Any) -> None:
 
 def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Replace the first group of each pair with the second, in torch's registry and in every dict that holds it. In
-    torch's tables the first stays a key next to the second, because a local variable may still hold it.
+    torch's tables the first group remains a key, besides the second one, because a local variable may still hold it.
     """
     if not pairs or not dist.is_initialized():
         return
@@ -51,10 +51,10 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     default = group_world().default_pg
     if id(default) in replacements:
         set_default_group(replacements[id(default)])
-    # not replaced here: a recorded group's own reference to its plain group
+    # A recorded group refers to its plain group. This reference must not be replaced below.
     recorded = {id(getattr(new, "__dict__", None)) for _, new in pairs}
     for holder in gc.get_referrers(*(old for old, _ in pairs)):
-        # An object may keep its attributes without a dict until one is requested.
+        # CPython may store an object's attributes without a dict until `__dict__` is read.
         values = holder if type(holder) is dict else getattr(holder, "__dict__", None)
         if type(values) is dict and values is not replacements and id(values) not in recorded:
             for key, value in list(values.items()):

@@ -51,8 +51,8 @@ def _shift(table: Table) -> int:
 
 
 def _struct(table: Table) -> list[str]:
-    """C code for one table: the record as a struct, its initialiser with every value unset, and the tape's
-    constants."""
+    """C code for one table: the struct of a record, an initialiser in which every value is unset, and constants of the
+    file format."""
     layout, columns = record_layout(table)
     upper = table.name.upper()
     members, checks, fields, offset = [], [], [], 0

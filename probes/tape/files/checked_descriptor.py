@@ -4,9 +4,9 @@
     os.write(descriptor.number(), line)          # opened again if the script has closed it
     descriptor.close()
 
-A script that closes all descriptors (`os.closerange`, a daemon's start) also closes ours. Its next files may get the
-same numbers, and our records would be written into them. So our descriptors have high numbers, which the kernel reuses
-last, and each is checked before use.
+A script that closes all descriptors (`os.closerange`, a daemon's start) also closes ours. The next files that the
+script opens may get the same numbers, and our records would then be written into them. So our descriptors have high
+numbers, which the kernel reuses last, and each is checked before use.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CheckedDescriptor:
         return self._fd
 
     def close(self) -> None:
-        """Close the file, but not another file that has its number by now."""
+        """Close the file. If another file has its number by now, that file stays open."""
         if self.is_open and self._is_own():
             os.close(self._fd)
         self.is_open = False

@@ -29,7 +29,7 @@ def open_plain(path: Path) -> int:
     """Open a plain file for reading and return its descriptor. Raises OSError, whose `strerror` describes what the path
     is."""
     try:
-        # O_NONBLOCK: opening a FIFO would wait for a writer. On a plain file it changes nothing.
+        # Without O_NONBLOCK, opening a FIFO would wait for a writer. On a plain file the flag changes nothing.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -88,7 +88,7 @@ def file_problem(path: Path) -> str:
 
 
 def folder_problem(path: Path) -> str:
-    """Why a path is not a folder that may be read; "" if it is one, or if nothing is there."""
+    """The reason why a path is not a folder that may be read; "" if it is such a folder, or if nothing is there."""
     return _problem(path, stat.S_ISDIR, NO_FOLDER)
 
 

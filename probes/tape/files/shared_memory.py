@@ -1,4 +1,4 @@
-"""Shared-memory folder on each node for a run's in-memory checkpoint copies, which outlive its processes.
+"""Shared-memory folder on each node for a run's in-memory checkpoint copies. The copies outlive the run's processes.
 
     folder = shared_folder(run.path)        # /dev/shm/rankscope-0-1f3a...-node0
     remove_shared(run.path, node_rank)      # at the run's end: called by the ranks, then by watch

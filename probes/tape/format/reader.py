@@ -37,11 +37,11 @@ _DTYPES = {"i64": "<i8", "f64": "<f8", "i32": "<i4", "name": "<u4", "bool": "i1"
 
 
 class TapeError(ValueError):
-    """A file is not a readable tape; one line with the file and the reason."""
+    """Raised if a file is not a readable tape. The message is one line with the file and the reason."""
 
 
 class TooNewError(TapeError):
-    """A tape was written by a newer Rankscope."""
+    """Raised if a tape was written by a newer version of Rankscope."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,8 @@ def read_segment(
     header: Header | None = None,
     window_bytes: int | None = None,
 ) -> Segment:
-    """Read the records from place `start` on, and those at the places `also` (pending in an earlier read).
+    """Read the records at place `start` and later. Also read the records at the places `also`, which were pending in an
+    earlier read.
 
     With `window_bytes` the search for new records stops at the first range of that size without any, so that polling an
     unchanged tape costs one small read; without it the whole file is searched. `header`: the header from an earlier
@@ -167,7 +168,7 @@ def _search(fd: int, header: Header, start: int, stop: int, window_bytes: int | 
 
 
 def _read_range(fd: int, header: Header, start: int, stop: int) -> npt.NDArray[Any]:
-    """Read the raw records of the places `start` to `stop`; fewer if the file ends earlier."""
+    """Read the raw records at the places `start` to `stop`. If the file ends earlier, the result is shorter."""
     blob = os.pread(fd, max(0, stop - start) * header.record_bytes, HEADER_BYTES + start * header.record_bytes)
     return np.frombuffer(blob, dtype=header.dtype, count=len(blob) // header.record_bytes)
 

@@ -96,8 +96,8 @@ class TapeWriter:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         directory_fd: int = -1,
     ) -> None:
-        """`directory_fd`: descriptor of the directory, kept open by the caller. Then all segments are created there,
-        even if its path leads to another folder by now."""
+        """`directory_fd`: descriptor of the directory, kept open by the caller. Then all segments are created in this
+        folder, even if the path leads to another folder by now."""
         self.table = table
         self.dropped = 0
         self._directory, self._directory_fd = directory, directory_fd
@@ -142,8 +142,8 @@ class TapeWriter:
         """Return (pack, open) for records that share most values, which are packed once: `rest = pack(*others)`;
         `slot = open(rest, *values)` stores a record as OPEN.
 
-        `values` are those of `columns`, which must be the record's first columns; `others` are the values of all other
-        columns, in the order of the table.
+        `values` are the values of `columns`, which must be the record's first columns. `others` are the values of all
+        other columns, in the order of the table.
         """
         ahead, others = self._record_columns[: len(columns)], self._record_columns[len(columns) :]
         if [column.name for column in ahead] != list(columns):
@@ -172,7 +172,8 @@ class TapeWriter:
         return pack, open_record
 
     def rewrite(self, slot: int, state: int, *values: float) -> None:
-        """Store all values of a record again; the state goes last, so a reader has the old or the new record."""
+        """Store all values of a record again. The state is stored last, so that a reader gets the old or the new
+        record, never a mixture."""
         located = self._locate(slot)
         if located is None:
             return
@@ -214,7 +215,7 @@ class TapeWriter:
             if segment is None or not segment.first <= slot < segment.last:
                 segment = self._previous
                 if segment is None or not segment.first <= slot < segment.last:
-                    return  # dropped, or two segments back: its end stays unknown
+                    return  # the record was dropped, or is two segments back: its end stays unknown
             buffer, offset = segment.buffer, HEADER_BYTES + (slot - segment.first) * record_bytes
             pack_into(buffer, offset + first, *values)
             buffer[offset + state_offset] = COMPLETE
@@ -238,7 +239,7 @@ class TapeWriter:
         for segment in (self._current, self._previous):
             if segment is not None and segment.first <= slot < segment.last:
                 return segment.buffer, HEADER_BYTES + (slot - segment.first) * self._record_bytes
-        return None  # dropped, or two segments back: its end stays unknown
+        return None  # the record was dropped, or is two segments back: its end stays unknown
 
     def _segment_for(self, number: int) -> _Segment | None:
         with self._lock:

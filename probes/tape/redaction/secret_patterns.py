@@ -174,7 +174,7 @@ _SECRET_DATA = (
 
 
 def redact_known_forms(text: str) -> str:
-    """The text without the secrets whose form is known."""
+    """The text without secrets of a known form."""
     if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub(rf"\g<keep>{REDACTED}", text)
     if "Private-Lines" in text:

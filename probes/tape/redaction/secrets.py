@@ -21,7 +21,7 @@ from .secret_patterns import NAMES, REDACTED, redact_known_forms
 __all__ = ["REDACTED", "SECRET_SETTINGS", "Redactor", "redacted_command", "with_secrets", "without_secrets"]
 
 SECRET_SETTINGS = (("alerts", "webhook"), ("alerts", "command"))
-"""Settings whose values may hold a token."""
+"""Settings with values that may hold a token."""
 MIN_LITERAL_CHARS = 8
 """Minimum length at which a secret setting's value is redacted in other texts; a shorter one (`mail`) is an ordinary
 word."""
@@ -53,7 +53,7 @@ class Redactor:
         return redact_known_forms(text)
 
     def within(self, value: Any) -> Any:
-        """Redact every text within lists and mappings; a text whose key names a secret is redacted completely."""
+        """Redact every text within lists and mappings. If a text's key names a secret, the whole text is redacted."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, Mapping):

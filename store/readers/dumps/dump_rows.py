@@ -7,12 +7,12 @@
 
 1. Groups are named as in recorded runs (`world:0-3`, `tp:4-5`); torch's name distinguishes two groups of the same
    members.
-2. gloo records that a call is over, but not whether it failed. A rank's newest call cannot have succeeded if a member
-   that dumped later never entered it, or made another call in its place. Its row has no end.
-3. On devices, a call is only enqueued until its kernel starts. If a dump records starts (`records_starts`), its open
-   calls also become rows of `nccl_calls`, in the form of NCCL's plugin; otherwise starts are unknown.
+2. gloo records that a call is over, but not whether it failed. A rank's newest call cannot have succeeded if another
+   member, which wrote its dump later, never entered the call or made another call in its place. Its row has no end.
+3. On devices, a call is only enqueued until its kernel starts. If a dump records when calls start (`records_starts`),
+   its open calls also become rows of `nccl_calls`, in the form of NCCL's plugin. In other dumps the starts are unknown.
 4. p2p calls have no sequence number that both sides share. They are counted from the start if neither ring lost any,
-   else from the last completed call.
+   and otherwise from the last completed call.
 5. Only a group's newest calls become rows: all calls of its first member, and of the others the calls in which any
    member may be waiting.
 """
@@ -48,9 +48,9 @@ class DumpRows:
     """Ranks with a call that a watchdog timed out, which alone proves a hang."""
     dumped_ns: Mapping[int, int]
     unlisted: frozenset[str]
-    """Groups whose members the dumps do not list (gloo): ranks without a dump may belong to them, too."""
+    """Groups of which the dumps do not list the members (gloo). Ranks without a dump may belong to them, too."""
     assumed: Mapping[tuple[str, int], int]
-    """{(group, rank): number of the call that the rank may have reached}, for ranks whose ring lost all their calls of
+    """{(group, rank): number of the call that the rank may have reached}, for ranks with a ring that lost all calls of
     the group.
     """
 
@@ -106,8 +106,8 @@ def rows_of_dumps(dumps: Sequence[RankDump]) -> DumpRows:
 
 
 def _members(ranks: Mapping[int, RankDump]) -> tuple[dict[GroupKey, tuple[int, ...]], int]:
-    """Members of each group: as configured, else the ranks that recorded calls in it; the default group has all
-    ranks.
+    """Members of each group, as configured. If this was not recorded, the ranks that recorded calls in the group. The
+    default group has all ranks.
     """
     seen: dict[GroupKey, set[int]] = {}
     world_size = max(ranks, default=-1) + 1
@@ -138,7 +138,8 @@ def _reopen_failed(ranks: Mapping[int, RankDump], members: Members) -> None:
     """Clear `done` of newest calls that cannot have succeeded:
 
     1. gloo's calls that a member has not entered although it dumped later;
-    2. calls whose sequence number stands for different operations on different members, if one of these may be stuck.
+    2. calls under a sequence number that stands for different operations on different members, if one of these may be
+       stuck.
     """
     for group, ranks_of in members.items():
         dumps = [ranks[rank] for rank in ranks_of if rank in ranks]
@@ -163,7 +164,7 @@ def _complete(dump: RankDump, group: GroupKey) -> bool:
 
 
 def _first_row_numbers(ranks: Mapping[int, RankDump]) -> dict[GroupKey, int]:
-    """For each group, the sequence number from which on the calls of all members become rows."""
+    """For each group, a sequence number: this call and all later ones become rows, for all members."""
     first: dict[GroupKey, int] = {}
     for dump in ranks.values():
         for group, calls in dump.calls.items():
@@ -200,7 +201,7 @@ def _row(rank: int, group: str, call: Recorded, seq: int, peer: int | None) -> R
 
 
 def _device_state(rank: int, communicator: int, call: Recorded, seq: int) -> Row:
-    """Row of `nccl_calls` for a call whose record tells whether its kernel has started."""
+    """Row of `nccl_calls` for a call, if the call's record tells whether its kernel has started."""
     return {
         "rank": rank, "communicator": communicator, "seq": seq, "peer": call.peer, "enqueue_ns": call.issue_ns,
         "function": call.op.capitalize(), "channels_started": int(call.started),
@@ -215,8 +216,8 @@ def _has_events(dump: RankDump) -> bool:
 
 
 def _first_number(dump: RankDump, other: RankDump | None, key: tuple[GroupKey, str, int]) -> int:
-    """Number of the first kept call of one direction. It is counted from the start or, if a ring lost calls, chosen
-    such that the first open call is number 0.
+    """Number of the first kept call of one direction. The number is counted from the start. If a ring buffer lost
+    calls, it is chosen such that the first open call is number 0.
     """
     if dump.dropped or (other is not None and other.dropped):
         return -_num_done(dump.p2p[key])
@@ -235,10 +236,11 @@ def _global(members: tuple[int, ...], peer: int) -> int | None:
 def _assumed(
     ranks: Mapping[int, RankDump], members: Members, labels: Mapping[GroupKey, str]
 ) -> dict[tuple[str, int], int]:
-    """Assumed progress of ranks whose ring lost all calls of a group. Their real progress is unknown, so no finding
-    claims that a rank waits for them.
+    """Assumed progress of ranks with a ring that lost all calls of a group. The real progress of these ranks is
+    unknown, so no finding claims that a rank waits for them.
 
-    `pg_status` has the progress by the rank's local number of a group, which is known for the default group (0) only.
+    `pg_status` has the progress under the number that the rank itself gave the group. This number is known only for the
+    default group (0).
     """
     found: dict[tuple[str, int], int] = {}
     furthest: dict[GroupKey, int] = {}

@@ -104,8 +104,8 @@ def read_dump(path: Path, rank: int, *, unpickle: Callable[[Path], Any] | None =
 
 
 def _calls_of_status(status: Mapping[str, Any], done: int, dump: RankDump) -> None:
-    """Add the default group's calls of a dump without entries, from the numbers of its newest calls. Their operations
-    are not recorded.
+    """Add the default group's calls of a dump without entries, from the numbers of its newest calls. The operations of
+    these calls are not recorded.
     """
     group, last = next((key for key in dump.groups.values() if key[1] == "default_pg"), None), dump.enqueued[0]
     if group is None or done > last:
@@ -232,7 +232,7 @@ def _without_old_entries(entries: list[Any], dump: RankDump) -> list[Any]:
             ended_ns = entry.get("time_discovered_completed_ns")
             if type(op) is str and type(name) is tuple and type(seq) is int and type(ended_ns) is int:
                 if "coalesced" in op:
-                    return entries  # the calls of the group get their state from this entry
+                    return entries  # drop nothing: the coalesced calls of the group get their state from this entry
                 if name not in newer and not all(type(part) is str for part in name):
                     return entries
                 newer[name] = count = newer.get(name, 0) + 1
@@ -279,7 +279,7 @@ def _keep(call: Recorded, dump: RankDump) -> None:
     if call.seq < next(reversed(calls), -1) and (call.seq in calls or call.seq < min(calls)):
         calls.clear()  # the group was destroyed and created again: its new calls are numbered from the start
     same = calls.get(call.seq)
-    if same is not None:  # several in one coalesced launch count as one call with all their bytes
+    if same is not None:  # calls that were launched together (coalesced) count as one call with all their bytes
         same.done &= call.done
         same.started |= call.started
         same.num_bytes = None if None in (same.num_bytes, call.num_bytes) else same.num_bytes + call.num_bytes  # type: ignore[operator]
@@ -287,7 +287,7 @@ def _keep(call: Recorded, dump: RankDump) -> None:
         return
     dump.last_seq[call.group] = max(call.seq, dump.last_seq.get(call.group, -1)) if calls else call.seq
     calls[call.seq] = call
-    if len(calls) > KEPT_CALLS:  # keep the oldest incomplete call: the rank is waiting in it
+    if len(calls) > KEPT_CALLS:  # drop the oldest call, but keep an incomplete one, because the rank waits in it
         in_order = iter(calls)
         oldest = next(in_order)
         del calls[oldest if calls[oldest].done else next(in_order)]
@@ -331,7 +331,7 @@ def _operation(entry: dict[str, Any]) -> str:
 
 
 def _is_torchcomms(entry: Any) -> bool:
-    """Return True for an entry of torchcomms, whose groups are described by name and backend: `("main", "ncclx")`."""
+    """Return True for an entry of torchcomms. It describes a group by name and backend: `("main", "ncclx")`."""
     if not isinstance(entry, dict):
         return False
     group = entry.get("process_group")

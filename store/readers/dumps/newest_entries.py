@@ -9,7 +9,8 @@ frequent values are references to their first occurrence (`BINGET`).
 1. Unpickle the first entries (the head). They give the memo index of each key and value.
 2. Search for the starts of the newest entries (the tail), and unpickle the tail with the memo of the head.
 3. Count the entries in between without unpickling them. They must be all complete or all in flight, be no
-   point-to-point calls, and belong to groups in the tail. Their number must match the record ids around them.
+   point-to-point calls, and belong to groups in the tail. The number of skipped entries must match the record ids
+   around them.
 
 Only the newest complete calls and the oldest calls in flight matter; the oldest are in the head. The result is None for
 an unfinished call among finished calls, a coalesced batch, a backend without events, a memo index that is not in the
@@ -46,7 +47,7 @@ _ENTRIES_START = re.compile(
 _TAIL_START = b"\x80\x02}(X\x07\0\0\0entries]("  # PROTO 2, EMPTY_DICT, MARK, "entries", EMPTY_LIST, MARK
 _HEAD_END = b"eu."  # APPENDS, SETITEMS, STOP
 _FALSE, _TUPLE2 = b"\x89", b"\x86"
-_NO_EVENTS = b"gloo:"  # a backend without events, whose states are unknown
+_NO_EVENTS = b"gloo:"  # the backend records no events, so the states of its calls are unknown
 Unpickle = Callable[[bytes, Memo | None], tuple[Any, Memo]]
 
 
@@ -83,7 +84,7 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
     cut = _nth(blob, mark, put.end(), sizes[0])
     tail = _nth_last(blob, mark, cut, sizes[1]) if cut else 0
     if not tail or tail - cut < cut:
-        return None  # hardly anything to skip
+        return None  # the part that could be skipped is too small to be worth it
     head_end, tail_start = _entry_start(blob, cut), _entry_start(blob, tail)
     top, memo = unpickle(blob[:head_end] + _HEAD_END, None)
     rest, _ = unpickle(_TAIL_START + blob[tail_start:], memo)
@@ -98,7 +99,7 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
     for entry in entries:
         if entry["state"] not in shared or entry["is_p2p"] is not False or entry["process_group"] not in groups:
             return None
-    first = entries[:1] if "completed" in shared else entries  # open calls: the rank waits in the oldest
+    first = entries[:1] if "completed" in shared else entries  # keep open calls: the rank waits in the oldest of them
     found = Shortened(top | rest | {"entries": [*first, *newest]})
     found.num_left_out = len(entries) - len(first) + number
     return found
@@ -124,7 +125,7 @@ class _SkippedEntries:
         for group in {entry["process_group"] for entry in newest}:
             name, description = group
             count = self.count("process_group", group)
-            if count < number:  # the tuple may also be rebuilt from its two strings
+            if count < number:  # the pickle may also build the tuple anew from its two strings
                 pairs = product(_gets(self.places, name), _gets(self.places, description))
                 count += sum(self._count("process_group", a + b + _TUPLE2) for a, b in pairs)
             if count and sum(entry["process_group"] == group for entry in newest) < MIN_OF_GROUP:
@@ -152,7 +153,7 @@ def _gets(places: Mapping[Any, list[int]], value: Any) -> Iterator[bytes]:
 
 
 def _nth(blob: bytes, mark: bytes, at: int, number: int) -> int:
-    """Offset of the n-th mark from `at` on; 0 if there are fewer."""
+    """Offset of the n-th mark at or after `at`; 0 if there are fewer."""
     at -= 1
     for _ in range(number):
         at = blob.find(mark, at + 1)
@@ -172,7 +173,8 @@ def _nth_last(blob: bytes, mark: bytes, first: int, number: int) -> int:
 
 
 def _entry_start(blob: bytes, mark: int) -> int:
-    """Start of the entry whose keys start at a mark. EMPTY_DICT and perhaps an opcode for the memo precede the mark."""
+    """Start of the entry that has its first key at a mark. EMPTY_DICT and perhaps an opcode for the memo precede the
+    mark."""
     for width, put in ((1, b"}"), (3, b"}q"), (6, b"}r")):
         if blob[mark - width : mark - width + len(put)] == put:
             return mark - width

@@ -117,7 +117,8 @@ def _ranks_of_numbers(numbers: list[Any]) -> Ranks:
 
 
 def read_entry(entry: Mapping[str, Any], group: GroupKey) -> tuple[Recorded | None, bool]:
-    """Return the call (None if the entry is damaged or not a separate call), and True for a point-to-point call."""
+    """Return the call, and True if it is a point-to-point call. The call is None if the entry is damaged or not a
+    separate call."""
     backend, colon, op = short_text(entry.get("profiling_name"), 200).partition(":")
     if not colon:
         backend, op = "", backend
@@ -173,7 +174,7 @@ def input_sizes(sizes: Any, dtypes: Any) -> tuple[int | None, str, str]:
 
 
 def _caller(frames: Any) -> str:
-    """The innermost frame outside torch (else the innermost one), as `folder/file.py:120 function`."""
+    """The innermost frame outside torch, or else the innermost frame of all, as `folder/file.py:120 function`."""
     first = ""
     for frame in _dicts(frames):
         name, filename = short_text(frame.get("name"), 100), short_text(frame.get("filename"), 500)

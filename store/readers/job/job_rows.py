@@ -74,8 +74,8 @@ def read_lines(files: JobFiles, progress: Progress) -> LineRows:
 
 
 def _correct_years(logs: list[ReadLog]) -> None:
-    """Read a log again if its times lack a year and the wrong one was assumed: the file, or the job's other files,
-    state another year than the file's modification time, which a copy may change.
+    """Read a log again if its times lack a year and the wrong year was assumed. The year is assumed from the file's
+    modification time, which copying may change; the file or the job's other files may state another year.
     """
     of_job = {year for log in logs for year in log.years}
     for place, log in enumerate(logs):

@@ -27,8 +27,8 @@ SAME_RATIO = 1e-3
 SAME_PRINTED_RATIO = 0.02
 """The same tolerance for a log, which may print only two decimals."""
 MANY = 2
-"""If a file and a log count differently, the one that would be left out is kept if it has more than this many times the
-losses of the other.
+"""A file and a log that number their steps differently cannot be joined, so only one of them is used. This is normally
+the one with true step numbers, but the other one is used if it has more than this many times as many losses.
 """
 MIN_COMMON = 5
 """Minimum number of steps in common that show that a file counts samples."""
@@ -69,8 +69,8 @@ class ReadPrograms:
         """Steps of one run, joined with those that its logs print.
 
         1. A file with other losses for the same steps belongs to another run and is left out.
-        2. DeepSpeed's monitor counts samples. If the losses match those of the logs once the sample counts are divided
-           by a constant, the counts are converted to steps.
+        2. DeepSpeed's monitor counts samples. If the losses match the losses in the logs once the sample counts are
+           divided by a constant, the counts are converted to steps.
         3. Any other file that has no step in common with the logs, although their ranges overlap, counts differently:
            the logs' steps are kept, unless the file has far more losses.
         4. A log without step numbers (transformers) has the numbers of its lines instead: the files' steps are kept,
@@ -136,7 +136,7 @@ class ReadPrograms:
 def _in_steps(
     rows: list[dict[str, Any]], numbered: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The rows, with samples converted to steps if the losses then match those of the logs."""
+    """The rows. Samples are converted to steps if the losses then match the losses in the logs."""
     if not rows or not numbered or any((row["rank"], row["step"]) in numbered for row in rows):
         return rows
     first = min(row["step"] for row in rows)
@@ -158,7 +158,8 @@ def _in_steps(
 def _overlap(
     rank: int, rows: Sequence[Mapping[str, Any]], numbered: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> bool:
-    """Return True if the step ranges of a file and of the rank's logs overlap. Two attempts may not overlap."""
+    """Return True if the step ranges of a file and of the rank's logs overlap. Ranges that do not overlap may belong to
+    two attempts, so they are no sign of different numbering."""
     steps: list[int] = [row["step"] for row in rows if row["rank"] == rank]
     logged = [step for logged_rank, step in numbered if logged_rank == rank]
     return min(steps) <= max(logged) and min(logged) <= max(steps)

@@ -30,7 +30,7 @@ message.
 MAX_TOKENS = 40
 MAX_PREFIXES = 16
 MAX_RECENT = 1200
-"""Lines whose prefixes are remembered: twice as many as a block may have."""
+"""The prefixes of this many lines are remembered: twice as many as a block may have."""
 SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
 NEAR_LINES = 6
@@ -76,7 +76,7 @@ class LearnedPrefixes:
         texts = [clean(line[:LINE_BYTES]) for line in lines if b"\r" not in line.rstrip(b"\r")]
         self._sample = {text: read_prefix(text, self._clock) for text in dict.fromkeys(texts)}
         self._add(common_prefix([text[self._sample[text].length :].lstrip(" ") for text in texts]))
-        return texts[: min(len(texts) // 2, SAMPLE_LINES)]  # the other half is from the window's end
+        return texts[: min(len(texts) // 2, SAMPLE_LINES)]  # the second half is from the end of the window
 
     @property
     def ranks(self) -> set[int]:
@@ -92,8 +92,8 @@ class LearnedPrefixes:
 
     @property
     def has_level(self) -> bool:
-        """Return True if a learned prefix, or the prefix of a traceback's frames, contains a log level. Such a level is
-        the log collector's, not the message's.
+        """Return True if a learned prefix, or the prefix of a traceback's frames, contains a log level. A level in such
+        a prefix is the log collector's, not the message's.
         """
         return self._frames_have_level or any("DEBUG" in one.pattern for one in self._learned)
 
@@ -133,7 +133,7 @@ class LearnedPrefixes:
         known = read_prefix(frame, self._clock, self._learned).length
         self._frames_have_level |= _HAS_LEVEL.search(frame[:known]) is not None
         before = frame[known:].lstrip(" ")
-        rank = _RANK_PART.search(before)  # varies from line to line
+        rank = _RANK_PART.search(before)  # the constant prefix ends before the rank, which varies from line to line
         self._add(prefix_before(before, rank.start() if rank else len(frame)))
 
     def _add(self, pattern: re.Pattern[str] | None) -> None:
@@ -165,7 +165,7 @@ def _longest(first: str, lines: Sequence[str]) -> re.Pattern[str] | None:
     found: re.Pattern[str] | None = None
     text = ""
     num_words = 0
-    rank = _RANK.search(first[:MAX_LENGTH])  # the rank varies from line to line
+    rank = _RANK.search(first[:MAX_LENGTH])  # the constant prefix ends before the rank, which varies from line to line
     for token in _TOKEN.findall(first[: rank.start() if rank else MAX_LENGTH])[:MAX_TOKENS]:
         if found is not None and token.isspace() and len(token) > 1:
             break  # the indentation belongs to the message

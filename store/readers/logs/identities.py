@@ -37,7 +37,7 @@ class Identities:
     by_bus: dict[tuple[str | None, str], set[int]] = field(default_factory=dict)
     by_file: dict[Path, set[int]] = field(default_factory=dict)
     offsets: dict[Path, set[int]] = field(default_factory=dict)
-    """Rank minus local rank, for each file whose lines state both."""
+    """Rank minus local rank, for each file with lines that state both."""
     tasks_are_ranks: bool = False
     """True if srun's task labels are ranks."""
     has_launcher: bool = False
@@ -67,7 +67,7 @@ class Identities:
 
 
 def _only(known: dict[tuple[str | None, Any], set[int]], host: str | None, key: object) -> int | None:
-    """The only rank with this key on the host, or on any host if one of the two hosts is unknown."""
+    """The only rank with this key on the host. If one of the two hosts is unknown, ranks on any host count."""
     ranks = known.get((host, key), set())
     if not ranks:
         hosts = {other for other, _ in known if other is not None}

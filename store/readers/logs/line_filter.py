@@ -39,7 +39,7 @@ memory."""
 
 
 class LiteralIndex:
-    """Finds the literals in a line: only those whose indexed substring occurs are searched for."""
+    """Finds the literals in a line. A literal is searched for only if its indexed substring occurs in the line."""
 
     def __init__(self, literals: Sequence[bytes]) -> None:
         self._literals = tuple(literals)
@@ -125,7 +125,7 @@ def _patterns(literals: frozenset[bytes]) -> list[str]:
 
 
 def _cut(literal: bytes, counts: Mapping[bytes, int]) -> bytes:
-    """The substring whose parts the fewest other literals share, which avoids common words."""
+    """The substring with parts that the fewest other literals share. This avoids common words."""
     cuts = [literal[at : at + _CUT_BYTES] for at in range(max(1, len(literal) - _CUT_BYTES + 1))]
     return min(cuts, key=lambda cut: sum(counts[part] for part in _parts(cut)))
 

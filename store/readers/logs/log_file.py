@@ -66,13 +66,13 @@ class ReadLog:
     given_up: list[str] = field(default_factory=list)
     """What was not read because of a limit."""
     year: int = 0
-    """Year assumed for times without one."""
+    """Year assumed for times that lack a year."""
     years: set[int | None] = field(default_factory=set)
     """Years in the file's times; contains None if some times have no year."""
     problem: str = ""
     unjudged: str = ""
-    """Question that a file without a failure leaves open; empty for a text log, whose last lines show how far the job
-    got.
+    """Question that a file without a failure leaves open. Empty for a text log, because its last lines show how far the
+    job got.
     """
     is_compared: bool = False
     """True if part of what `unjudged` names was checked."""

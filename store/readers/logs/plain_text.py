@@ -146,7 +146,7 @@ def _text_key(first: bytes) -> str | None:
     lines = lines[:-1] if len(lines) > 1 and not first[:MAX_LINE_BYTES].endswith(b"\n") else lines
     objects = [found for line in lines[:SAMPLE_LINES] if (found := _object(line)[1]) is not None]
     if any("loss" in str(name).lower() for one in objects for name in one):
-        return None  # a trainer's metrics, one of which is a string
+        return None  # the objects are metrics of training; a string among their values is not the text of a log line
     for key in _TEXT_KEYS:
         if objects and sum(isinstance(one.get(key), str) for one in objects) >= 0.9 * len(lines[:SAMPLE_LINES]):
             return key
@@ -202,8 +202,8 @@ def _object(line: bytes) -> tuple[bytes, dict[str, Any] | None]:
 def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
     """Yield (bytes, end): lines that begin before `end` belong to this window; later bytes only complete their blocks.
 
-    If a line fills a window (`is_endless`), its rest is skipped and yielded as (b"", number of bytes), because it is
-    not text and would be cut into thousands of lines.
+    If a line fills a window (`is_endless`), it is not text, and would be cut into thousands of lines. So the rest of it
+    is skipped, and yielded as (b"", number of bytes).
     """
     kept = b""
     is_in_line = False

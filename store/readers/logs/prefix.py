@@ -55,7 +55,7 @@ _PARTS = (
     r"(?![A-Z]{1,4}\d{3,6}: )(?!(?i:epoch|step|iter|iteration|batch|layer|block|loss|gpu|cuda|npu|xpu|device|rank|"
     r"phase|stage|trial|"
     r"seed|fold|chunk|part|xid|errno|python|version|run|exp|test|line|top|acc|bleu|bs|lr|fp|bf|int|v)[-_]?[\d.]+: )"
-    r"(?![\w.]*\.[A-Z]\w*[a-z]\w*: )"  # not a type in a module whose name ends with a digit: sqlite3.OperationalError
+    r"(?![\w.]*\.[A-Z]\w*[a-z]\w*: )"  # not an error of a module with a digit at its end: sqlite3.OperationalError
     r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?= *\S)",
     r"(?P<host>[A-Za-z][\w.-]{0,62}) [\w./()@-]{1,60}\[\d{1,10}\]:",  # syslog and journald
     r"std(?:out|err) [FP](?= )",  # CRI
@@ -149,7 +149,7 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
             break
         stated = {name: value for group, name in names.items() if (value := match[group]) is not None}
         is_torch = match[0].startswith("[rank")
-        # A second rank from torch, or NCCL's host, replaces what was found.
+        # If a line has two `[rankN]` prefixes of torch, the second is right. NCCL's prefix overrides earlier ones.
         if (is_torch and was_torch) or "gpu" in stated:
             found |= stated
         was_torch |= is_torch

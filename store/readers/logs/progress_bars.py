@@ -37,7 +37,7 @@ _NO_TRAINING = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A progress bar over steps. `name`: its description without numbers, which identifies the bar."""
+    """A progress bar over steps. `name`: the description of the bar without numbers; it identifies the bar."""
 
     name: str
     epoch: int | None
@@ -95,7 +95,8 @@ def _name_and_epoch(description: str) -> tuple[str, int | None] | None:
     if _NO_TRAINING.search(description):
         return None
     epoch = re.search(r"[Ee]poch:? *(\d{1,7})|^\s*(\d{1,7})\|", description)
-    name = " ".join(re.sub(r"[\d.]+|\b(?:nan|inf)\b", "#", description).split())  # columns are padded differently
+    # Numbers become "#", and runs of spaces one space, because the padding of columns varies.
+    name = " ".join(re.sub(r"[\d.]+|\b(?:nan|inf)\b", "#", description).split())
     return name[:40], int(epoch[1] or epoch[2]) if epoch else None
 
 

@@ -20,7 +20,7 @@ __all__ = ["log_rows"]
 
 _MAX_RANKS = 1_000_000
 _NAMES_ITS_RANK = ("root_failure", "nccl_comm", "nonfinite", "rendezvous_timeout", "shared_seed")
-"""Kinds of lines whose text names the rank."""
+"""Kinds of lines that name the rank in their text."""
 
 
 def log_rows(logs: Sequence[ReadLog], names: Mapping[Any, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

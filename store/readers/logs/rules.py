@@ -200,7 +200,7 @@ _CONTINUES = re.compile(
     r"skipp(?:ing|ed)|(?<!be )recovered|cached copy|using no|instead(?! of))\b",
     re.IGNORECASE,
 )
-"""Wordings of programs that continue after an error, without the failed part or with a retry."""
+"""Wordings of programs that continue after an error: they retry, or do without the failed part."""
 _ATTEMPT = re.compile(
     r"\b(?:attempt|try|retry(?:ing)?|trial):? ?[#(]?(\d{1,4}) ?(?:/|of|out of) ?(\d{1,4})", re.IGNORECASE
 )
@@ -212,16 +212,17 @@ _FAILED = re.compile(
 sentence.
 """
 _HINT_BEFORE = re.compile(
-    # a condition at the start of a clause, or after its consequence
+    # A condition, before or after its consequence: "if ...", "... will help when ...".
     r"(?:^|[,;:(>*-])\W*(?:\w+ )?(?:if|when(?:ever)?|in (?:case|the event)|should|unless|once)\b(?! (?:you )?did)|"
     r"\b(?:will|would|shall|helps?|works?)\b[^,;]{0,60}\b(?:if|when(?:ever)?|with)\b|"
-    # something to avoid, or a possible consequence; a hedge in the past tense explains a failure ("may be caused by")
+    # Something to avoid, or a possible consequence ("may cause"). But "may be caused by" explains a failure that
+    # happened, so it is no hint.
     r"\b(?:to|and|helps?|helping|please) (?:avoid|prevent|work around|debug|diagnose|mitigate|survive)\b|"
     r"\b(?:survives?|tolerates?|handles?|checks? (?:for|of)|checking for|probing for|disables?|enables?)\b|"
     r"\b(?:may|might|can|could|would|will|likely to)\b(?! not\b)(?: \w+)? "
     r"(?:cause|lead|result|trigger|produce|raise|give|end|run|crash|fail|hit|see|encounter|throw)s?\b|"
     r"\b(?:either|possibly|perhaps|maybe|probably)\b[^,;]{0,60}$|\b(?:happens?|occurs?) (?:if|when)\b|"
-    # a reference, an expected failure, a denial
+    # A reference ("see the docs"), an expected failure, or a denial ("no ...", "0 of 8").
     r"\b(?:see|read|refer to|consult) (?:the |our |also )*"
     r"(?:faq|docs?|documentation|entry|section|issues?|guide|wiki|manual)\b|"
     r"\b(?:is|are|was|were) expected\b|\bexpected (?:failures?|errors?)\b|\busage(?: note)?:|"
@@ -233,7 +234,8 @@ _HINT_AFTER = re.compile(
     r"[^.:,;]{0,40}\b(?:is|are) expected\b|\W*\.{2,3}\s*(?:ok|no|none|not found|passed)\b|"
     r"(?:s| (?!rank|gpu|device|step|iter|node|worker|process|epoch|pid|id\b)\w+)?[\"']?\s*[:=]\s*"
     r"[\"']?0(?![\d.:]*[\d:])|"
-    r"(?:/|,? or )(?:\w+ ){0,2}(?:died|crashed|failed|restarted|killed|lost|unreachable)\b|"  # one of several
+    # One of several possibilities: "... or crashed".
+    r"(?:/|,? or )(?:\w+ ){0,2}(?:died|crashed|failed|restarted|killed|lost|unreachable)\b|"
     r"[^.!?]*\?\s|[^.!?]*\?$|(?:[^.!?]|\.(?=\w))*\bmeans? that\b",
     re.IGNORECASE,
 )
@@ -258,7 +260,7 @@ _PAIRS = re.compile(r"\b[a-z_][\w.]*\s*[:=]\s*[^\s,]+,\s")
 
 def continues(text: str, begin: int, rule: Rule) -> bool:
     """Return True if a line has a log level below error, or says that the program continues or retries."""
-    # The first line of a traceback may have a level, but never such a wording.
+    # The first line of a traceback may have a log level, but never says that the program continues.
     is_single_line = rule.role in ("root", "exception") and rule.block != "traceback"
     if (is_single_line or rule.kind == "error_line" or rule.role == "exception") and _LEVEL.search(
         text[begin : begin + _LEVEL_REACH]
@@ -267,7 +269,7 @@ def continues(text: str, begin: int, rule: Rule) -> bool:
     if not is_single_line and rule.role not in ("victim", "nccl"):
         return False
     if (attempt := _ATTEMPT.search(text)) is not None:
-        return int(attempt[1]) < int(attempt[2])  # after the last attempt there is no retry
+        return int(attempt[1]) < int(attempt[2])  # "attempt 2 of 3" is retried, "attempt 3 of 3" is not
     return _CONTINUES.search(text) is not None
 
 
@@ -278,7 +280,7 @@ def is_claim(text: str, begin: int, rule: Rule) -> bool:
     code. Only the sentence with the literal is examined.
     """
     if rule.kind == "error_line" and _KERNEL.search(text[:begin]):
-        return False  # an error after which a driver continued; no program writes to the kernel's log
+        return False  # only drivers write to the kernel's log, and the driver continued after this error
     if rule.role not in _CLAIMS or rule.block not in ("", "raised", "terminate"):
         return True
     places = [(at, len(literal)) for literal in (one.decode() for one in rule.literals)
@@ -308,10 +310,11 @@ def _is_setting(before: str, after: str) -> bool:
     if _FAILED.search(before[: opened + 1] if opened >= 0 else before):
         return False
     is_inside = opened >= 0 and max(before.rfind("}"), before.rfind("]")) < opened
-    # {"oom_error": 3} and ["oom_error", "timeout"]
+    # A key or an item: {"oom_error": 3} and ["oom_error", "timeout"].
     if is_inside and (_KEY.match(after) or (before[opened] == "[" and _ITEM.match(after))):
         return True
-    # lr: 0.1, steps: 5, "oom_error" (but message: "oom_error" is a claim), and a list such as: timeout, nan, oom_error
+    # A value among others: lr: 0.1, steps: 5, "oom_error" (but message: "oom_error" is a claim). Or an item of a plain
+    # list: timeout, nan, oom_error.
     return (len(_PAIRS.findall(before)) > 1 and before[-1:] in ("'", '"') and not _SAYS.search(before)) or (
         _WORDS.search(before) is not None and after[:1] in (",", "")
     )

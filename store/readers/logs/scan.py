@@ -66,7 +66,7 @@ KEPT_LAST = 10
 """Number of newest events kept in addition, for errors and other kinds that show how the process ended."""
 MAX_EVENTS = 60_000
 LATER_LINES = 1_000
-"""Number of lines after an error that show that the program continued: a program that is ending prints fewer."""
+"""If so many lines follow an error, the program continued. A program that is ending prints fewer."""
 FINITE_STEPS = 3
 """If at least this many finite losses follow a line about NaN, the job continued and its loss was finite."""
 HEADING_LINES = 40
@@ -86,8 +86,8 @@ _KEPT_KINDS = ("error_line", "working", "in_thread")
 
 
 def read_log(path: Path, *, year: int | None = None, progress: Callable[[int], None] | None = None) -> ReadLog:
-    """Read one log. `year`: assumed for times without one, by default the year of the file's modification time.
-    `progress` is called with the bytes done so far. No content raises an error.
+    """Read one log. `year`: the year of times that are printed without one. The default is the year in which the file
+    was last modified. `progress` is called with the bytes done so far. No content raises an error.
     """
     year = year or time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
     clock = Clock(year=year)
@@ -113,7 +113,7 @@ class _Scan:
         self._last: dict[tuple[Any, ...], deque[LogEvent]] = {}
         self._newest_step: int | None = None
         self._heading: tuple[int, tuple[int, int | None], Prefix] | None = None
-        """Line number, step and prefix of the newest heading of a step, whose values follow."""
+        """Line number, step and prefix of the newest heading of a step. The step's values follow the heading."""
         self._epoch: tuple[int, int] | None = None
         """Line number and epoch of the newest heading that states nothing else."""
         self._step_lines: list[int] = []
@@ -247,7 +247,7 @@ class _Scan:
             self.log.steps.append(LogStep(prefix=prefix, step_line=step_line))
 
     def _is_new(self, step_line: StepLine) -> bool:
-        """Return True if the step differs from that of the previous line: bars are redrawn many times per step."""
+        """Return True if the step differs from the previous line's step. Bars are redrawn many times per step."""
         if not self.log.steps:
             return True
         last = self.log.steps[-1].step_line
@@ -307,7 +307,7 @@ class _Scan:
             fields.setdefault("after_step", self._newest_step)
         if rule.role == "numerics" or rule.kind == "finished":
             self._steps_before[number] = len(self.log.steps)
-        # The level in a log collector's prefix is not the level of the message.
+        # A level in the log collector's prefix says nothing about the message, so the search starts after the prefix.
         is_collected = self._prefixes.has_level and "WARN" not in text[: prefix.length]
         if continues(text, prefix.length if is_collected else 0, rule):
             fields.setdefault("is_warning", 1)
@@ -360,7 +360,7 @@ class _Scan:
             match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None
             rest = islice(self._following(window, line_end), 1, NEAR_LINES)
             if match is None and rule.role == "hang" and not any(line.strip() for _, line in rest):
-                return {"is_cut": 1}  # the file ends within this block
+                return {"is_cut": 1}  # the file ends before this block is complete
         if match is None:
             return None
         fields = {name: field_value(value) for name, value in match.groupdict().items()
@@ -368,7 +368,7 @@ class _Scan:
         return fields | (read_frames(self._following(window, line_end)) if rule.block == "frames" else {})
 
     def _before(self, window: bytes, at: int) -> Iterator[tuple[Prefix, str]]:
-        """Lines above the one that ends at an offset, the nearest first."""
+        """Lines above the line that ends at an offset, the nearest first."""
         begin = begin_of_line(window, at - 1) if at else 0
         for _ in range(ABOVE_LINES):
             if begin <= 0:

@@ -2,7 +2,7 @@
 
     read_step(" iteration 100/ 5000 | elapsed time per iteration (ms): 812.0 | lm loss: 6.9E+00 | grad norm: 1.2 |")
 
-docs/other-runs.md has an example line of each known program.
+docs/other-runs.md lists the known programs.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _BATCH = re.compile(
 )
 """Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
 _BATCH_OF = re.compile(r"(?<![\d/])(?P<step>\d{1,12})/(?P<total>\d{1,12}) of [eE]poch (?P<epoch>\d{1,7})\b")
-"""The same, the batch first: `30/42 of epoch 28/30`."""
+"""The same with the batch first: `30/42 of epoch 28/30`."""
 _BATCH_HEADING = re.compile(
     r"^\[epoch=(?P<epoch>\d{1,7})(?:/\d{1,7})?\]\[batch=(?P<step>\d{1,12})/(?P<total>\d{1,12})\]:\s*$"
 )
-"""Composer's heading of a batch, whose values follow; the number counts within an epoch."""
+"""Composer's heading of a batch. The batch's values follow; the number counts within an epoch."""
 _HEADING = re.compile(r"\[step=(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?(?:,[^\]]{0,80})?\]\s*$")
 """OLMo's heading of a step; the values follow on indented lines."""
 _EPOCH_HEADING = re.compile(
@@ -88,7 +88,7 @@ _OF_LOSS = re.compile(
 )
 """Prefixes of names of the training loss; other names (`val_loss`, `loss_bbox`, `aux/loss`) are ignored."""
 _PART_OF_LOSS = re.compile(rf"\b(?P<name>loss_[a-z]\w*|[a-z]\w*_loss)\s*[:=]\s*(?P<value>{_NUMBER})")
-"""Components of a loss whose sum is not printed: they show the step, and whether the loss was finite."""
+"""Components of a loss that is not printed as a sum. They show the step, and whether the loss was finite."""
 _POLICY = re.compile(r"\bloss/(?:policy|value|total)(?:/total|_avg)?" + _IS + _NUMBER)
 """Losses of PPO in TRL's dictionaries. They show no progress, so only whether they are finite is read."""
 _NAME_CHARS = 24
@@ -123,7 +123,7 @@ _TIMES = (
 )  # fmt: skip
 """Patterns of durations, each with literals; every match contains one of them."""
 _OF_OTHERS = re.compile(r"(?:\beta|\bETA|elapsed|remaining|estimated|expected)[ _/-]\Z", re.IGNORECASE)
-"""Words before the name of a duration that is not of a step: the time since the start, or until the end."""
+"""Words before the name of a duration that is not a step's, but the time since the start, or until the end."""
 _OF_STEP = re.compile(
     r"per[_ ](?:iteration|step)|(?:[iI]ter(?:ation)?|[sS]tep)[_ ][tT]im|ime/step|s(?:ec)?/step| took "
 )
@@ -137,7 +137,7 @@ _DATA = re.compile(
 _WITHOUT_DATA = re.compile(r"\b(?:updt_s|train_step_time)\b")
 """Durations that exclude the time for data, which is printed next to them."""
 _KERAS = re.compile(r"^(?P<step>\d{1,9})/(?P<total>\d{1,9}) +(?:\[=*[>.]*\]|━+)")
-"""Keras' bar of an epoch, which follows the line with the epoch's number; its loss is the mean so far."""
+"""Keras' bar of an epoch. It follows the line with the epoch's number, and its loss is the mean so far."""
 _SPEED = re.compile(
     r"(?:train_speed\(iter/s\)|iterations?/sec|it/s|\bups|throughput/batches_per_sec)['\"]?\s*[:=]\s*" + _NUMBER
 )
@@ -156,7 +156,7 @@ _PER_STEP = re.compile(
     r"\bper (?:iteration|step)(?: \((?:ms|s)\))?" + _IS + r"\d|\| consumed samples: +\d"
 )
 _BATCH_ALONE = re.compile(r"\bEpoch ?\[\d{1,7}\][ ,:-]{1,4}Batch ?\[\d{1,12}\]")
-"""MXNet's lines count batches within an epoch whose length is not printed."""
+"""MXNet's lines count batches within an epoch, and do not print the epoch's length."""
 _RATE_WORDS = ("Rate=", "tps", "wps", "tok", "okens", "s/sec", "PerSec", "perf/throughput")
 _SCALE = re.compile(r"[lL]oss[_ ]scale" + _IS + _NUMBER)
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
@@ -225,7 +225,7 @@ def read_step(
     `epoch_above`: the epoch in the heading above.
     """
     if "train_runtime" in text or "Saving dict for global step" in text:
-        return None  # summaries: of transformers at the end, of TensorFlow's Estimator after an evaluation
+        return None  # a summary, by transformers at the end or by TensorFlow's Estimator after an evaluation
     if " train " in text and (columns := _COLUMNS.match(text)):
         return StepLine(step=int(columns["step"]), loss=float_of(columns[2]), grad_norm=None, lr=None, duration_ns=None)
     if "/" in text[:24] and (row := _ROW.match(text)):
@@ -262,12 +262,12 @@ def read_step(
     is_counted = loss is not None and (("{" in text and "epoch" in text) or _SAMPLES.search(text) is not None)
     is_counted = is_counted or is_alone or keras is not None or bool(policy)
     if loss is not None and ("batch: iter_time" in text or ("TRAIN |" in text and "Batch " in text)):
-        is_counted, step = True, None  # ESPnet and WeNet number the batches of an epoch, whose length is not printed
+        is_counted, step = True, None  # ESPnet and WeNet print only the batch's number within an epoch
     is_counted = is_counted or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
     name = ""
     is_in_epoch = epoch_above is not None or _EPOCH.search(text) is not None
     if step is None and bar is None and not is_counted and loss is not None and is_in_epoch:
-        is_counted, name = True, _words_before(text, loss)  # hand-written loops: `Epoch 3 - Train Loss: 0.41`
+        is_counted, name = True, _words_before(text, loss)  # a hand-written loop's line: `Epoch 3 - Train Loss: 0.41`
     if step is None and bar is None and not is_counted:
         return None
     epoch = _EPOCH_OF.search(text) if is_counted else None
@@ -308,7 +308,7 @@ def _loss(text: str) -> re.Match[str] | None:
         begin = match.start()
         before = text[begin - 1 : begin]
         if match[1].lower() == "nan" and "reduced_train_loss" in text[match.end() :]:
-            # Lightning's mean, NaN if it has none (XLA, pipelines). NeMo prints its loss as
+            # Lightning prints NaN if it has no mean loss (XLA, pipelines). The true loss follows on NeMo's line as
             # `reduced_train_loss`.
             continue
         if not (before.isalnum() or before in ("_", "/", " ")) or not begin:
@@ -346,7 +346,7 @@ def _step(text: str) -> tuple[int | None, int | None]:
     for word, pattern in _STEPS:
         if (word in text if word else _STEP_WORD.search(text)) and (found := pattern.search(text)):
             if word == "] " and _HELD_OUT.search(text[: found.start()].rstrip(": ")):
-                return None, None  # a test, in the form of torchvision's references
+                return None, None  # a line of a test, not of training, as torchvision's reference scripts print it
             total = found.groupdict().get("total")
             return int(found["step"]), int(total) if total else None
     return None, None
@@ -371,7 +371,7 @@ def _duration_ns(text: str, bar: Bar | None) -> int | None:
             continue
         for match in pattern.finditer(text):
             begin = match.start()
-            is_named = begin < match.start("value")  # `5.2 s/step` needs no name
+            is_named = begin < match.start("value")  # False for `5.2 s/step`, because the unit says what the number is
             if is_named and _OF_OTHERS.search(text, max(0, begin - _NAME_CHARS), begin):
                 continue
             if found := _in_ns(match):

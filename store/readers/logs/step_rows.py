@@ -38,8 +38,9 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     """One row per step, ordered by each step's first line."""
     name = _training_bar(lines)
     times = [line.prefix.wall_ns for line in lines if line.prefix.wall_ns is not None]
-    num_cut = int(bool(lines) and lines[0].prefix.wall_ns is None)  # a file may begin within a line
-    has_times = len(times) == len(lines) - num_cut and times == sorted(times)  # otherwise lines are in step order
+    num_cut = int(bool(lines) and lines[0].prefix.wall_ns is None)  # the file may begin in the middle of a line
+    # Without times that increase, the lines are taken to be in the order of their steps.
+    has_times = len(times) == len(lines) - num_cut and times == sorted(times)
     rows: dict[int, dict[str, Any]] = {}
     counted, at = 0, 0
     bar_epochs = _Epochs()
@@ -78,7 +79,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             continue
         skipped = found.skipped
         if found.skipped_so_far is not None:
-            # DeepSpeed's engines (actor, critic) count steps separately, and print in the same order at each step
+            # If a program has several DeepSpeed engines (actor, critic), each counts its own steps. At each step they
+            # print in the same order.
             engine = engines[step]
             engines[step] += 1
             skipped = found.skipped_so_far - skipped_before[engine] if engine in skipped_before else None
@@ -101,9 +103,9 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
-        if found.loss is not None and not math.isfinite(found.loss):  # it replaces a finite loss
+        if found.loss is not None and not math.isfinite(found.loss):  # a NaN or Inf replaces a finite loss of the step
             row["loss"] = found.loss
-        # Not if the row has the loss of a previous training with the same step number.
+        # The step begins a new training, unless the row has the loss of an earlier training with this step number.
         if has_begun and row.get("loss") is found.loss is not None:
             row["begins"], has_begun = True, False
         is_after_other, last = is_after_other and row is last, row
@@ -114,7 +116,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
 
 
 def _mark_starts(rows: Sequence[dict[str, Any]], training_of: Mapping[float, int]) -> None:
-    """Mark the first loss of a training that got further than earlier ones, which share its step numbers."""
+    """Mark the first loss of a training that got further than the trainings before it: these have the same step
+    numbers."""
     with_loss = sorted((row for row in rows if row.get("loss") is not None), key=lambda row: row["step"])
     for before, after in pairwise(with_loss):
         if training_of[before["step"]] != training_of[after["step"]]:
@@ -131,8 +134,8 @@ def _usual_name(lines: Sequence[LogStep]) -> str:
 
 
 def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
-    """Return (name, total) of the training bar: among those with losses, else among all, the one with the most distinct
-    steps. None to count lines.
+    """Return (name, total) of the training bar: of the bars with losses (of all bars if none has any), the one with the
+    most distinct steps. None to count lines.
     """
     states: dict[tuple[str, int], set[int]] = {}
     with_loss: Counter[tuple[str, int]] = Counter()
@@ -149,7 +152,7 @@ def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
         line.step_line.loss is not None and line.step_line.step is None and line.step_line.bar is None for line in lines
     )
     if sum(map(len, states.values())) < num_losses:
-        return None  # the log lacks most states of the bars, so count lines
+        return None  # most states of the bars are missing from the log, so lines are counted instead
     return max(states, key=lambda key: (with_loss[key] > 0, len(states[key]), key[1]), default=None)
 
 
@@ -171,7 +174,7 @@ class _Passes:
     def __init__(self) -> None:
         self.pass_of: dict[float, int] = {}
         self.training_of: dict[float, int] = {}
-        """Number of the pass, and of the training, in which each step first occurred."""
+        """For each step, the number of the pass and the number of the training in which the step first occurred."""
         self.is_other = False
         """True if the newest pass belongs to another training than the previous pass."""
         self.has_begun = False
@@ -246,7 +249,7 @@ def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[float, int]) 
              if row.get("throughput") and number in between]  # fmt: skip
     work = median(works[: max(5, len(works) // 4)]) if works else None
     rates = [row["throughput"] for row in rows if row.get("throughput")]
-    is_relative = work is None and bool(rates)  # without timestamps only relative durations are known
+    is_relative = work is None and bool(rates)  # without timestamps, the rates give only relative durations
     work = median(rates) * 1e9 if is_relative else work
     are_printed = any(row.get("duration_ns") for row in rows)
     for number, row in enumerate(rows):

@@ -78,7 +78,7 @@ def checked_row(row: Any, table: str) -> dict[str, Any]:
 
 
 def _check_kind(kind: str) -> None:
-    """Raise ValueError for a kind without a rule, because only rules define what a log line means."""
+    """Raise ValueError if a kind has no rule, because only rules define what a log line means."""
     if kind in (known := _log_kinds()):
         return
     near = get_close_matches(kind, known, n=3, cutoff=0.4)

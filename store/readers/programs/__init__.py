@@ -6,5 +6,6 @@ A module has `NAME` (what the file is, in words), `recognise(first)`, which gets
 * `read(path) -> ProgramRows`: rows of `steps`, `log_events` and `health`, or stacks;
 * `lines(path)`: the lines of a text log that the file wraps, which the rules of text logs then read.
 
-Both run confined (`store.readers.untrusted.confined`). Leave out a value that the file lacks, so that it is NULL.
+Both run confined (`store.readers.untrusted.confined`). A reader leaves out a value that the file lacks, so that it
+becomes NULL.
 """

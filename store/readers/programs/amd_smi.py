@@ -63,7 +63,8 @@ def read(path: Path) -> ProgramRows:
 
 
 def _texts(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Readings by column of `health`. Memory errors come from the memory controller (UMC), else from the whole GPU."""
+    """Readings by column of `health`. Memory errors are the errors of the memory controller (UMC). If it lists none,
+    the errors of the whole GPU are taken."""
     texts: dict[str, str] = {}
     for section, name, column in _READINGS:
         text = _text(_objects(metrics.get(section)).get(name))

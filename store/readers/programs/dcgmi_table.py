@@ -78,8 +78,8 @@ def _rows(lines: list[str]) -> list[_Row]:
 
 
 def _failed(rows: list[_Row]) -> Iterator[tuple[int, str, list[str], str]]:
-    """Yield (line, test, GPUs, text) of each failed test. Its GPUs are taken from the results below it, else from its
-    text, else from the heading above it.
+    """Yield (line, test, GPUs, text) of each failed test. The GPUs of a test are taken from the first of these that
+    names any: the results below the test, its text, the heading above it.
     """
     device = ""
     for place, row in enumerate(rows):

@@ -49,7 +49,7 @@ def number(text: str) -> float | None:
 
 
 def reading(values: Mapping[str, str]) -> dict[str, Any]:
-    """Convert texts by column to values of `health`; texts without a number are left out."""
+    """Convert {column: text} to values of table `health`. Texts without a number are left out."""
     row: dict[str, Any] = {}
     for name, text in values.items():
         found = number(text)

@@ -74,7 +74,8 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read all samples of whole GPUs, not of their MIG instances. Raises SourceError if an answer is cut off."""
+    """Read all samples that belong to whole GPUs. Samples of MIG instances are left out. Raises SourceError if an
+    answer is cut off."""
     found, host_of_file = ProgramRows(), host_of_log(path)
     open_rows: dict[tuple[str, str], dict[str, Any]] = {}
     counts: dict[tuple[str, str], int] = {}
@@ -83,7 +84,8 @@ def read(path: Path) -> ProgramRows:
         if value is None or labels.get("GPU_I_ID"):
             continue
         named = labels.get("Hostname", "")
-        host = host_of_file if not named or "dcgm-exporter" in named else named  # the exporter's pod (Kubernetes)
+        # In Kubernetes, the label may name the exporter's pod and not the host.
+        host = host_of_file if not named or "dcgm-exporter" in named else named
         device = labels.get("UUID") or labels.get("uuid") or f"GPU {labels.get('gpu', '0')}"
         if sample.name == _XID:
             where = labels.get("pci_bus_id") or labels.get("gpu") or device

@@ -75,6 +75,6 @@ def _time(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):  # bytes, if the message is not text
+    if isinstance(value, list):  # journald writes a message that is not text as a list of bytes
         return bytes(byte for byte in value if isinstance(byte, int) and 0 <= byte < 256).decode("utf-8", "replace")
     return value if isinstance(value, str) else "" if value is None else str(value)[:1000]

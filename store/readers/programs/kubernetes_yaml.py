@@ -45,7 +45,7 @@ def lines(path: Path) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Block:
-    """Lines with their indentation, read from `at` on."""
+    """Lines with their indentation. Reading begins at `at`."""
 
     rows: list[tuple[int, str]]
     at: int = 0

@@ -45,7 +45,7 @@ def recognise(first: bytes) -> bool:
         except (ValueError, RecursionError):
             return False
         if isinstance(row, dict) and "env_info" in row:
-            continue  # MMCV's first line
+            continue  # skip the first line of MMCV, because it describes the environment
         if not isinstance(row, dict) or not row.keys().isdisjoint(_MESSAGES) or _sentence(row):
             return False
         found += _point(row) is not None
@@ -58,7 +58,7 @@ def read(path: Path) -> ProgramRows:
     events: list[dict[str, Any]] = []
     problem = ""
     total: int | None = None
-    starts: dict[object, int] = {}  # steps before each epoch; a resumed run writes an epoch again
+    starts: dict[object, int] = {}  # epoch -> number of steps before it; a resumed run may write an epoch again
     before, last = 0, 0
     try:
         for number, row in objects(read_chunks(path)):

@@ -97,7 +97,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _step_column(names: Sequence[str]) -> str | None:
-    """Name of the column with the steps, else with the epochs."""
+    """Name of the column with the steps. Without such a column, the name of the column with the epochs."""
     plain = {name.strip().lower(): name for name in reversed(names)}
     found = next((name for name in names if name.strip().lower() in _STEPS), None)
     return found or plain.get(_EPOCH)

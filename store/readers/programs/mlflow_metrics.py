@@ -22,7 +22,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the metric, whose name is the file's path below `metrics` and may contain slashes."""
+    """Read the metric. Its name is the file's path below `metrics`, and may contain slashes."""
     folder = max((place for place, part in enumerate(path.parts[:-1], 1) if part == "metrics"), default=-1)
     name = "/".join(path.parts[folder:])
     points: list[Point] = []

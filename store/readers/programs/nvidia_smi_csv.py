@@ -65,7 +65,7 @@ def read(path: Path) -> ProgramRows:
         known = reading({_COLUMNS[name]: text for name, text in row.items() if name in _COLUMNS})
         bits = [THROTTLE_BITS.get(match[1], 0) for name, text in row.items()
                 if (match := _REASON.match(name)) and text.strip() == "Active"]  # fmt: skip
-        # no bit mask, but at least one reason with a state in words
+        # The file has no bit mask of the reasons, but at least one column that gives a reason's state in words.
         if "throttle_reasons" not in known and any(_REASON.match(name) and number(row[name]) is None for name in names):
             known["throttle_reasons"] = sum(set(bits))
         if known:

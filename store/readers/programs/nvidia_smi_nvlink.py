@@ -24,7 +24,8 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Compare the GPUs of each model: if all lack the same number of links, the host was built that way."""
+    """Compare the GPUs of each model. If all of them lack the same number of links, the host was built without these
+    links."""
     found, host = ProgramRows(), host_of_log(path)
     gpus: list[tuple[int, str, str, list[str]]] = []
     """Line, number, model and inactive links of each GPU."""

@@ -1,6 +1,6 @@
 """Read stacks of a process: `py-spy dump` (text or `--json`), and backtraces of gdb and cuda-gdb.
 
-The training thread is taken to be Python's main thread or gdb's thread 1, else the first thread with frames.
+The training thread is taken to be Python's main thread or gdb's thread 1, or else the first thread with frames.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _of_gdb(text: str, rank: int | None) -> StackOfProcess | None:
 
 
 def stack_of(threads: list[tuple[str, list[str]]], pid: int, rank: int | None) -> StackOfProcess | None:
-    """The stack of the main thread, else of the first thread with frames."""
+    """The stack of the main thread, or else of the first thread with frames."""
     main = next((frames for name, frames in threads if name == "MainThread" and frames), None)
     main = main or next((frames for _, frames in threads if frames), None)
     return StackOfProcess(pid=pid, rank=rank, frames=tuple(main[:MAX_FRAMES])) if main else None

@@ -48,7 +48,8 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the training thread: Python's main thread, else one whose outermost frame is `<module>`, else the first."""
+    """Read the training thread: Python's main thread, or else a thread with the outermost frame `<module>`, or else the
+    first thread."""
     text = read_text(path, REPORT_BYTES)
     threads = [thread for thread in _threads(text) if thread.frames]
     outermost = -1 if _INNERMOST_FIRST in text else 0
@@ -68,7 +69,7 @@ def _threads(text: str) -> list[_Thread]:
     for line in text.splitlines():
         if thread := _THREAD.match(line):
             if thread["frames"] and found and not found[-1].frames:
-                continue  # a Python heading below gdb's heading of the same thread
+                continue  # this is Python's heading of a thread; gdb's heading of the same thread was just above
             found.append(_Thread("MainThread" in (thread["name"] or ""), int(thread["tid"] or thread["lwp"] or 0)))
         elif found and (frame := _FRAME.match(line)):
             name = re.sub(r" \(.*\)$", "", frame["name"])[:300]

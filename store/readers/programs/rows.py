@@ -1,4 +1,6 @@
-"""Rows made by the readers of programs' files, with common code for steps: names of metrics, durations from times.
+"""The rows that readers of other programs' files return, and code that these readers share.
+
+The shared code translates the programs' names of metrics into columns, and computes durations from the times of steps.
 
 rows = ProgramRows(steps=step_rows([Point(step=10, loss=2.1, wall_ns=...), ...], rank=0))
 column_of("train/loss"), column_of("eval_loss")        # "loss", None
@@ -84,7 +86,8 @@ class ProgramRows:
 
 
 def column_of(name: str) -> str | None:
-    """Column of `steps` for a training metric under the name of any program; None for other metrics."""
+    """Translate a program's name of a training metric ("lm loss", "learning-rate") into the column of `steps`; None for
+    other metrics."""
     plain = name.strip().lower()
     if plain in _BY_NAME:
         return _BY_NAME[plain]
@@ -135,8 +138,8 @@ def point_of(step: object, metrics: Mapping[str, object], wall_ns: int | None = 
 
 
 def step_rows(points: Iterable[Point], *, rank: int) -> list[dict[str, Any]]:
-    """Rows of `steps`. Points of the same step are merged. The duration of a step without one is the time since the
-    previous step.
+    """Rows of `steps`. Points of the same step are merged. A step without a duration gets the time since the previous
+    step.
     """
     by_step: dict[int, Point] = {}
     for point in points:

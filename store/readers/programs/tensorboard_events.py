@@ -49,7 +49,8 @@ def read(path: Path) -> ProgramRows:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a TFRecord file. A record is a length, its checksum, the data, and their checksum."""
+    """Yield the records of a TFRecord file. A record consists of a length, the checksum of the length, the data, and
+    the checksum of the data."""
     place = 0
     while place + 12 <= len(data):
         (length,) = _LENGTH.unpack_from(data, place)

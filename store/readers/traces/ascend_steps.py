@@ -80,7 +80,7 @@ def _laid_out(path: Path, rank: int, steps: np.ndarray, parts: np.ndarray, damag
 
 
 def _rank(path: Path) -> int | None:
-    """Rank in the profiler's metadata next to the file, else in a name on its path."""
+    """Rank in the profiler's metadata next to the file, or else in a name on its path."""
     for folder in (path.parent, path.parent.parent):
         for info in sorted(folder.glob("profiler_info*.json"))[:1]:
             if match := _INFO.fullmatch(info.name):

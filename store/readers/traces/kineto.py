@@ -66,13 +66,13 @@ class RankTrace:
     path: Path
     world_size: int | None
     stage: int
-    """Pipeline stage if the trace names a pipeline group, else 0: only ranks of one stage do the same work."""
+    """Pipeline stage if the trace names a pipeline group, otherwise 0. Only ranks of one stage do the same work."""
     device: str
     """Device type of these times: cpu, cuda, rocm, xpu, mtia, hpu, npu, privateuse1, or the category of an unknown
     device.
     """
     marked: bool
-    """True if the trace has `ProfilerStep#` marks; otherwise the whole trace is one step, number 0."""
+    """True if the trace has `ProfilerStep#` marks. If not, the whole trace is one step, with number 0."""
     steps: Ints
     begin_us: Floats
     end_us: Floats
@@ -83,13 +83,13 @@ class RankTrace:
     num_events: int
     damaged_events: int
     problem: str = ""
-    """Why the trace was not read to its end; the part before it is kept."""
+    """The reason why the trace was not read to its end. What was read before is kept."""
 
 
 def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None] | None = None) -> RankTrace:
     """Read one trace; `each` is called with every event. Raises SourceError if nothing in it is usable.
 
-    `is_only`: it is the only trace, so it needs no rank, and is rank 0 unless the trace or its name states another.
+    `is_only`: there is no other trace, so the trace may lack a rank. It is then rank 0.
     """
     collected = CollectedSpans()
     info: Any = None
@@ -192,7 +192,7 @@ def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end:
             into.add("backend", begin, end)
         elif not name.startswith(_ISSUING_PREFIXES) and not _STEP.match(name):
             into.add("operator", begin, end)
-        elif _STEP.match(name):  # traces of 2021 have step marks among the operators
+        elif _STEP.match(name):  # in traces of 2021, a step mark has the category of an operator
             _annotation("user_annotation", name[:200], begin, end, into)
     elif category in ("user_annotation", "gpu_user_annotation") or _STEP.match(name):
         _annotation(category if category == "gpu_user_annotation" else "user_annotation", name[:200], begin, end, into)
@@ -218,7 +218,7 @@ def _annotation(category: str, name: str, begin: float, end: float, into: Collec
     if step:
         steps = into.host_steps if category == "user_annotation" else into.device_steps
         number = int(step[1])
-        if number in steps:  # the device has one mark per stream
+        if number in steps:  # a device has one mark of the step per stream: unite them
             steps[number] = (min(begin, steps[number][0]), max(end, steps[number][1]))
         elif len(steps) < MAX_STEPS:
             steps[number] = (begin, end)
@@ -250,7 +250,7 @@ def _time(value: Any) -> float | None:
         value = float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_US < value < MAX_US:
         return float(value)
-    return None  # also for NaN
+    return None  # not a number, too large, or NaN
 
 
 def _int(value: Any) -> int | None:

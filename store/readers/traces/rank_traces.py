@@ -40,7 +40,7 @@ def read_rank_traces(found: Survey) -> list[Steps]:
                 unnamed.append((path, str(error)))
             else:
                 found.add_problem(path, str(error))
-    if len(unnamed) == 1 and not traces:  # the only readable file, so it needs no rank
+    if len(unnamed) == 1 and not traces:  # this is the only readable file, so it needs no rank
         traces.append(_read(unnamed.pop()[0], is_only=True))
     for path, problem in unnamed:
         found.add_problem(path, problem)

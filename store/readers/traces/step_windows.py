@@ -61,8 +61,8 @@ class CollectedSpans:
 
 
 def step_windows(collected: CollectedSpans, on_device: bool) -> tuple[Ints, Floats, Floats]:
-    """Number, start and end of each step: from the device's step marks, else from the kernels that the host launched in
-    each step, else from the host's marks. Without any marks the whole trace is one step.
+    """Number, start and end of each step. They come from the first of these that exists: the device's step marks, the
+    kernels that the host launched in each step, the host's marks. Without any marks the whole trace is one step.
     """
     device = _marks(collected.device_steps)
     host = _marks(collected.host_steps)

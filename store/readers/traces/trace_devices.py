@@ -43,7 +43,7 @@ def is_communication(kernel: str) -> bool:
 
 
 def device_of(categories: Collection[str], model: str) -> str:
-    """Device type of a trace, from its events' categories, else from the device's model name, else cuda."""
+    """Device type of a trace, from its events' categories, or else from the device's model name, or else cuda."""
     for category in categories:
         if category in _BY_CATEGORY:
             return _BY_CATEGORY[category]

@@ -115,7 +115,7 @@ def _add_host(spans: _Spans, names: list[str], sums: dict[tuple[str, str, bool],
         name = names[number]
         is_step = name.startswith(STEP_MARK)
         if not stack and not is_step:
-            continue  # outside of the marked steps
+            continue  # the span lies outside the marked steps
         phase = stack[-1][1][1] if stack else ""
         if is_step or name.startswith(PHASE_MARK):
             phase = "" if is_step else name[len(PHASE_MARK) :]

@@ -114,8 +114,8 @@ class Survey:
     problems: list[dict[str, str]] = field(default_factory=list)
 
     def add_problem(self, path: Path, problem: str) -> None:
-        """Add a problem under the file's relative path (as in the report), or else its name. The number of problems is
-        bounded, so that a folder of unrelated files does not fill the report.
+        """Add a problem under the file's relative path, as in the report. If the path is absolute, the file's name is
+        used. The number of problems is bounded, so that a folder of unrelated files does not fill the report.
         """
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append({"path": path.name if path.is_absolute() else str(path), "problem": problem})
@@ -298,8 +298,8 @@ def head(path: Path, num_bytes: int = 4096, *, is_after_zeros: bool = False) -> 
 
 
 def rank_of_name(path: Path) -> int | None:
-    """Rank in a path: the number after `rank` in the name of the file or its folder, else the last number before the
-    suffixes.
+    """Rank in a path. It is the number after `rank` in the name of the file or its folder. Without this, it is the last
+    number before the suffixes.
     """
     if marked := _RANK.findall(path.name) or _RANK.findall(path.parent.name):
         return _rank(marked[-1])

@@ -62,10 +62,10 @@ class DiskCheckpoints:
         self.keep_every = keep_every
         self.is_chief = training.rank == 0
         self.saved: list[int] = []
-        """Steps of verified checkpoints that this run may restore, oldest first; the same on all ranks."""
+        """Steps of the verified checkpoints that this run may restore, oldest first. All ranks have the same list."""
         self.unread: set[int] = set()
-        """Steps whose files are complete but could not be read back. They are verified when they are loaded. The same
-        on all ranks."""
+        """Steps with files that are complete but could not be read back. They are verified when they are loaded. The
+        same on all ranks."""
         self.states = States()
         """Maintained by rank 0 only."""
         self.background = ThreadPoolExecutor(1, thread_name_prefix="rankscope-save")
@@ -120,7 +120,7 @@ class DiskCheckpoints:
         values, step = copy.values, copy.step
         self._num_saves += 1
         final = self.path(step)
-        if step in self.unread:  # this save replaces it if it can be read back
+        if step in self.unread:  # the unverified checkpoint of this step stays until the new one has been verified
             self.states.found(step, "failed")
         self._report(step, "writing")
         content = self._content(values)
@@ -198,7 +198,7 @@ class DiskCheckpoints:
         return max((step for step in steps if step not in stale), default=-1)
 
     def load_newest(self, ledger: Ledger) -> Loaded | None:
-        """Load the newest checkpoint with matching hashes. Newer ones, whose hashes differ, are condemned. All ranks.
+        """Load the newest checkpoint with matching hashes. Newer ones with other hashes are condemned. All ranks.
 
         A checkpoint with the update of a batch that was skipped later is also condemned, because the run ended before
         it could roll back. Raises CheckpointError if checkpoints exist but none is usable (the user must start over
@@ -249,7 +249,7 @@ class DiskCheckpoints:
 
     def condemn(self, step: int, reason: str, *, is_damaged: bool = False) -> None:
         """Never use a checkpoint again, even if it is still being written. All ranks. The folder is renamed and kept
-        until it is pruned. `is_damaged`: its files are damaged; otherwise its training state is bad."""
+        until it is pruned. `is_damaged`: True if its files are damaged, False if its training state is bad."""
         self.saved = [other for other in self.saved if other != step]
         self.unread.discard(step)
         if self._save is not None and self._save.step == step:
@@ -271,14 +271,14 @@ class DiskCheckpoints:
             self.condemn(other, reason)
 
     def prune(self, good_step: int | None) -> None:
-        """Remove all checkpoints except the newest `keep` good ones, the ones kept forever, and the ones not yet known
-        to be good.
+        """Remove checkpoints. Kept are the newest `keep` good ones, the ones that are kept forever, and the ones that
+        may still become good.
 
         The newest good one is never removed. All ranks.
         """
         good = [step for step in self.saved if good_step is not None and step <= good_step]
         if len(good) < self.keep:
-            return  # until then a condemned checkpoint may be the only copy left
+            return  # remove nothing while there are so few: a condemned checkpoint may be the only copy left
         old = [step for step in [*self.saved, *self.unread] if step < good[-self.keep]]
         spare = [step for step in old if not (self.keep_every and step % self.keep_every == 0)]
         self.saved = [step for step in self.saved if step not in spare]
@@ -335,7 +335,7 @@ class DiskCheckpoints:
                 reason = first_error(save.error)
                 if self.is_chief:
                     kept = f"{save.final.name} is kept, and verified when it is loaded"
-                    self._report_problem(f"{kept}: {reason}", step=save.step)  # it remains in the state "complete"
+                    self._report_problem(f"{kept}: {reason}", step=save.step)  # the save stays in state "complete"
                 if save.older is not None:
                     self._discard(save.older)
         if self.is_chief:
@@ -376,7 +376,7 @@ class DiskCheckpoints:
             manifest = read_manifest(self.path(step))
             values, then = Values.from_json(manifest["values"]), Ledger.from_json(manifest["extra"]["ledger"])
         except (CheckpointError, KeyError, TypeError, ValueError):
-            return False  # damaged: found and reported when it is loaded
+            return False  # the file is damaged; this is found and reported when it is loaded
         return ledger.trained_on_skipped(then, values.position.batch_index)
 
     def _discard(self, path: Path) -> None:

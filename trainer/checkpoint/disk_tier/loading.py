@@ -30,8 +30,8 @@ __all__ = ["LoadError", "Loaded", "load_folder"]
 
 
 class LoadError(RuntimeError):
-    """A checkpoint cannot be loaded although its hashes match: too little memory, a lost rank, a different model. The
-    message is one line."""
+    """Raised if a checkpoint cannot be loaded although its hashes match, for example because of too little memory, a
+    lost rank or a different model. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,16 @@ class Loaded:
     values: Values
     extra: Mapping[str, Any]
     signature: Mapping[str, Any] = field(default_factory=dict)
-    """Signature of this rank's state at the save; empty if the mesh was different (`trainer.checkpoint.continuity`)."""
+    """Signature of this rank's state when it was saved; empty if the checkpoint was saved on another mesh
+    (`trainer.checkpoint.continuity`)."""
 
 
 def load_folder(folder: Path, training: Training) -> Loaded:
     """Load a checkpoint into `training`. All ranks; each checks the hashes of its share of the files first.
 
-    If any rank finds a problem, all ranks raise it, in one line: CheckpointError if the checkpoint is proven damaged,
-    StorageError if the storage cannot be read now, LoadError if the files are intact but cannot be loaded.
+    If any rank finds a problem, all ranks raise it, with a message of one line: CheckpointError if the checkpoint is
+    certainly damaged, StorageError if the storage cannot be read now, LoadError if the files are intact but cannot be
+    loaded.
     """
     found: dict[str, Any] = {}
 
@@ -88,8 +90,8 @@ def _read(folder: Path, training: Training) -> None:
 
 
 def _on_all_ranks(action: Callable[[], None], *, otherwise: type[CheckpointError | LoadError]) -> None:
-    """Run `action` on all ranks. If it fails on any rank, raise the first error on all ranks: as StorageError if the
-    storage of a rank failed, else as `otherwise`.
+    """Run `action` on all ranks. If the action fails on any rank, raise the first error on all ranks. It is a
+    StorageError if the storage of a rank failed; otherwise its type is `otherwise`.
     """
     failed, error = _attempt(action)
     if storage := first_error(error if failed else ""):
@@ -99,8 +101,8 @@ def _on_all_ranks(action: Callable[[], None], *, otherwise: type[CheckpointError
 
 
 def _attempt(action: Callable[[], None]) -> tuple[bool, str]:
-    """Run `action`; returns (True if storage failed, error in one line or ""). Also catches torch's checkpoint error,
-    which is not an Exception.
+    """Run `action`; returns (True if storage failed, error in one line or ""). Torch's checkpoint error is caught, too,
+    although it is not an Exception.
     """
     try:
         action()

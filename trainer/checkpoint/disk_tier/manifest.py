@@ -9,7 +9,7 @@ protect against damage, but not against an attacker who can write both the files
 from people whose code you would run.
 
 A checkpoint counts as damaged only if two reads give the same result. If a file cannot be read now (EIO, ESTALE, too
-many open files, no memory), this proves nothing about its content, and raises StorageError instead.
+many open files, no memory), StorageError is raised instead, because this proves nothing about the content.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
 
 torch plans each save separately: each rank sends its list of tensors to rank 0, which removes duplicates and sends the
 plan to all ranks. The lists depend only on names and shapes, which do not change in a run, so with a cached plan the
-background thread needs no communication. The files are those of torch.distributed.checkpoint, whose reader loads them.
+background thread needs no communication. The files have the format of torch.distributed.checkpoint, and its reader
+loads them.
 
 Nothing is pickled for a save, either. A tensor is stored as a header, which depends on its shape and type and is cached
 (`trainer.checkpoint.disk_tier.tensor_frames`), and its bytes. Pickling the headers of 160 small tensors for each save
@@ -44,7 +45,7 @@ Layout = dict[str, tuple[torch.Size, torch.dtype]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One rank's file: the location of each item of its plan, and the hash of the intended content."""
+    """The file of one rank: where each item of the rank's plan is, and the hash that the content must have."""
 
     name: str
     places: list[tuple[int, int]]

@@ -84,7 +84,7 @@ class Save:
         self.error = ""
         """Error on this rank, one line; empty if none."""
         self.is_unread = False
-        """True if the error is only that the finished files cannot be read back now, which does not prove that they are
+        """True if the only error is that the finished files cannot be read back now. This does not prove that they are
         damaged.
         """
         self.renamed = False
@@ -131,7 +131,7 @@ class Save:
             self._future.result()
 
     def release(self) -> None:
-        """Release the copy: after the first stage, or when the save is cancelled and no longer pending."""
+        """Release the copy. This happens after the first stage, or once the save is cancelled and no longer pending."""
         if self._copy is not None and self._stage >= 0:
             self._copy.borrowers -= 1
             self._copy = None

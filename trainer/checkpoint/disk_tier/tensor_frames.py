@@ -6,8 +6,8 @@
     torch.load(path, weights_only=True)     # the tensor
 
 torch's legacy (non-zip) format ends with the tensor's bytes, and the header before them depends only on shape and type.
-So the saving thread makes no large copies. Hashing and writing release the GIL, so the thread holds it only for
-microseconds, and the training thread does not wait for it.
+In this way the saving thread makes no large copies. Hashing and writing release the GIL, so the thread holds it only
+for microseconds, and the training thread does not wait for it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
     copies.adopt(survivor)                  # after a restart: load the copy that the killed process left
 
 All ranks take, promote and restore their copies at the same steps, so they need no agreement. A copy is vetted once
-`healthy_steps` healthy steps have followed it. There are just enough copies that one is always vetted, and one more
-while a save reads an old copy.
+`healthy_steps` healthy steps have followed it. The number of copies is the smallest with which one copy is always
+vetted. While a save reads an old copy, there is one more.
 
 A launcher restarts all ranks of a node when one of them dies, so a copy in another process of the node would be lost.
 Therefore copies are in the node's shared memory, which outlives processes. If shared memory has no space, they are in
@@ -133,7 +133,7 @@ class MemoryCopies:
         fresh = [copy for copy in self._copies if not copy.vetted and copy.step + self.healthy_steps <= step]
         for copy in fresh:
             copy.vetted = True
-            # A copy without a note is still being hashed; the hashing thread reads `vetted` after writing the note.
+            # A copy without a note is still being hashed. The hashing thread writes the note, and then reads `vetted`.
             if copy.slot is not None and copy.slot.note_path.exists():
                 copy.slot.vet()
         return [copy.step for copy in fresh]
@@ -152,7 +152,7 @@ class MemoryCopies:
         return [copy.step for copy in dropped]
 
     def restore(self, before_step: int) -> Values | None:
-        """Restore the newest vetted copy without the update of `before_step`, and drop later copies."""
+        """Restore the newest vetted copy from before the update of `before_step`, and drop later copies."""
         candidates = [copy for copy in self._copies if copy.vetted and copy.step < before_step]
         if not candidates:
             return None
@@ -197,7 +197,7 @@ class MemoryCopies:
     # Pieces of the above.
 
     def _free(self) -> HostCopy:
-        """Return a copy whose buffers nobody reads.
+        """Return a copy of which nobody reads the buffers.
 
         Waits if the hashing thread lags behind by more than the number of copies, so that memory stays bounded.
         """
@@ -217,7 +217,7 @@ class MemoryCopies:
         return copy
 
     def _allocate(self, copy: HostCopy, live: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Allocate shared memory if it has space for all copies of all ranks on this node, else private memory."""
+        """Allocate shared memory if it has space for all copies of all ranks on this node, or else private memory."""
         if copy.slot is not None:
             try:
                 copy.slot.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -103,7 +103,7 @@ class HostCopy:
 
     @torch.no_grad()
     def restore(self, training: Training) -> Values:
-        """Restore tensors and random generators. Returns the other values, which the caller has to set."""
+        """Restore tensors and random generators. Returns the other values; the caller has to set these."""
         self.wait()
         training.discard()
         if training_tensors(training).keys() != self.tensors.keys():

@@ -52,7 +52,7 @@ _LENGTHS = struct.Struct("!IQ")  # bytes of the header, bytes of the tensors
 
 
 def rank_folder(node_folder: Path, rank: int) -> Path:
-    """Folder on a node with the copies of a rank, which may run on this node or another."""
+    """Folder on a node with the copies of one rank. The rank may run on this node or on another."""
     return node_folder / f"rank-{rank:05d}"
 
 
@@ -75,7 +75,7 @@ class PeerCopies:
         self.partner: int | None = None
         """Rank that keeps this rank's copies; None before `connect`, or with a single node."""
         self.hosted: set[int] = set()
-        """Ranks whose copies this rank keeps."""
+        """Ranks that send their copies to this rank."""
         self._ranks: list[_Rank] = []
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._slots: dict[Path, Slot] = {}
@@ -88,7 +88,7 @@ class PeerCopies:
     # Called on all ranks.
 
     def connect(self) -> None:
-        """Listen, and exchange addresses. Collective. A bad address fails on first use."""
+        """Listen, and exchange addresses. Collective. A wrong address is noticed only when it is first used."""
         host, port = "", 0
         try:
             listener, host = _listen()
@@ -137,8 +137,8 @@ class PeerCopies:
         return self._ranks[rank].node
 
     def remove(self, *, at_end: bool) -> None:
-        """Free the memory that holds copies of other ranks. `at_end`: from now on also reject copies from ranks that
-        have not ended yet.
+        """Free the memory that holds copies of other ranks. `at_end`: also reject all copies from now on, because other
+        ranks may still send some.
         """
         if at_end:
             self._over.set()
@@ -151,7 +151,7 @@ class PeerCopies:
     def _offer(self, slot: Slot, to: int) -> None:
         start, step = time.monotonic_ns(), slot.step
         if step < 0:
-            return  # rolled back in the meantime
+            return  # a rollback has emptied the slot in the meantime
         try:
             size = self.send(slot, owner=self.rank, to=to)
         except (OSError, CheckpointError) as error:
@@ -193,7 +193,8 @@ class PeerCopies:
     # Receiving.
 
     def _serve(self, listener: socket.socket) -> None:
-        """Serve one connection at a time, which is enough: usually one rank sends, after a restart a few."""
+        """Serve one connection at a time. This suffices, because usually only one rank sends, and after a restart only
+        a few do."""
         while True:
             connection, _ = listener.accept()
             with connection:
@@ -211,7 +212,7 @@ class PeerCopies:
             connection.sendall(" ".join(reason.split()).encode()[:500] or b"unknown")
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(_PIECE_BYTES):
-                pass  # closing with unread bytes would discard our answer
+                pass  # read to the end: closing a socket with unread bytes would reset it, and the answer would be lost
 
     def _keep(self, connection: socket.socket) -> None:
         """Write a received copy to a slot. Raises OSError, or ValueError for anything that is not a copy."""
@@ -266,7 +267,7 @@ def _listen() -> tuple[socket.socket, str]:
     store_host, store_port = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", 1))
     family, _, _, _, address = socket.getaddrinfo(store_host, store_port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing; only finds the local address that is used for this endpoint
+        probe.connect(address)  # a UDP connect sends nothing; it only selects the local address for this endpoint
         own = probe.getsockname()[0]
     if own != address[0]:
         return socket.create_server((own, 0), family=family), own

@@ -103,7 +103,8 @@ class Slot:
         self._write_note(json.dumps(note | {"digest": _digest(note)}))
 
     def receive(self, size: int, fill: Callable[[memoryview], None], note_text: str) -> None:
-        """Receive a copy from another node: `fill` writes the bytes, `note_text` is kept only if their hash matches.
+        """Receive a copy from another node: `fill` writes the bytes. `note_text` is kept only if the hash of these
+        bytes matches.
 
         Raises CheckpointError if it does not match, and any error from `fill`. The memory is reused for the next copy.
         """
@@ -167,7 +168,7 @@ class Slot:
 
 
 def remove_others(folder: Path, prefix: str, *, keep_step: int = -1) -> None:
-    """Delete all slots, including unfinished ones, except those whose name starts with `prefix` and the copy of
+    """Delete all slots, including unfinished ones. Keep slots with names that start with `prefix`, and the copy of
     `keep_step`.
     """
     kept = {slot.path.name for slot in Slot.all_in(folder) if slot.step == keep_step}

@@ -7,8 +7,9 @@ part.
 1. Every node lists the copies in its shared memory: copies of its own ranks, and copies kept for others.
 2. A state is usable if every rank's part is on some node, healthy steps followed, and none of its batches was skipped
    later. The newest usable state is tried first.
-3. A rank whose node lacks its part (a different node, or lost memory) receives it from a node that has it.
-4. A rank whose part has a wrong hash tries the next location. After the last location, all ranks try the next state.
+3. If a rank's node lacks the rank's part (it is a different node, or has lost its memory), the rank receives the part
+   from a node that has it.
+4. If a part has a wrong hash, its rank tries the next location. After the last location, all ranks try the next state.
 
 A restarted process may have a different rank and thus a different part, so parts are looked up by rank. A state is
 identified by its step and origin: the attempt, and its number of rollbacks when the copy was taken. So a copy of a
@@ -73,9 +74,9 @@ def newest_survivor(
     folder: Path | None, mesh: Mapping[str, Any], rank: int, world_size: int, peers: PeerCopies | None, ledger: Ledger,
     *, min_step: int,
 ) -> Survivor | None:  # fmt: skip
-    """Return this rank's part of the newest usable state whose step is at least `min_step`. All ranks; collective.
+    """Return this rank's part of the newest usable state of step `min_step` or later. All ranks; collective.
 
-    `mesh`: the layout. A copy fits if its layout is the same, except for "rank".
+    `mesh`: the layout. A copy fits if its layout is the same; only the value "rank" may differ.
     """
     listed = [] if folder is None else [asdict(stored) for stored in _list(folder, mesh, rank, ledger)]
     stored = [
@@ -91,7 +92,7 @@ def newest_survivor(
 
 
 def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> Iterable[_StoredCopy]:
-    """List the copies on this node that fit the layout. The node's ranks share the work: each reads those of some
+    """List the copies on this node that fit the layout. The node's ranks share the work: each reads the copies of some
     owners."""
     local_rank, count = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     for place in sorted(folder.glob("rank-*")):
@@ -133,7 +134,8 @@ def _collect(
     nodes = gather_from_all(this_node())
     at = {(each.owner, each.node, each.name): each for each in parts if each.owner < world_size}
     places: dict[int, list[_StoredCopy]] = {owner: [] for owner in range(world_size)}
-    for owner, node, name in sorted(at, key=lambda key: (key[1] != nodes[key[0]], key)):  # the owner's node first
+    # Copies on the owner's node come first.
+    for owner, node, name in sorted(at, key=lambda key: (key[1] != nodes[key[0]], key)):
         places[owner].append(at[owner, node, name])
     found: Survivor | None = None
     missing = set(range(world_size))
@@ -146,10 +148,10 @@ def _collect(
         }
         for owner, stored in tried.items():
             if stored.node != nodes[owner] and stored.keeper == rank and peers is not None and folder is not None:
-                with contextlib.suppress(OSError, CheckpointError):  # the owner notices that nothing arrived
+                with contextlib.suppress(OSError, CheckpointError):  # if sending fails, the owner sees no copy arrive
                     slot = Slot(rank_folder(folder, owner) / stored.name)
                     peers.send(slot, owner=owner, to=owner, name=arrived[owner])
-        gather_from_all(None)  # a barrier: after it, everything sent has arrived
+        gather_from_all(None)  # this is a barrier: after it, everything that was sent has arrived
         if rank in missing and folder is not None:
             found = _open(rank_folder(folder, rank) / arrived[rank], tried[rank].state)
         has_it = gather_from_all(rank not in missing or found is not None)

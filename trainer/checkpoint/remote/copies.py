@@ -86,7 +86,7 @@ class RemoteCopies:
         def send(name: str) -> None:
             verify_files(local, manifest, [name])  # an object's content must match its name
             self.folder.put(local / name, f"objects/{files[name].blake2b}")
-            self._objects[files[name].blake2b] = files[name].bytes  # not sent again if another file fails
+            self._objects[files[name].blake2b] = files[name].bytes  # a retry after another file's error skips this one
 
         _run_concurrently(send, due)
         step = int(manifest["step"])

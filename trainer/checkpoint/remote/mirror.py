@@ -66,7 +66,7 @@ class CheckpointMirror:
         self._open_folder = open_folder
         self._copies: RemoteCopies | None = None
         self._seen: set[int] = set()
-        """Steps whose local checkpoints were finished while this process ran."""
+        """Steps with local checkpoints that were finished while this process ran."""
         self._refused: set[tuple[int, bytes]] = set()
         """(step, manifest) of local checkpoints that were found damaged and are not sent."""
         self._ledger = b""
@@ -106,7 +106,7 @@ class CheckpointMirror:
         for step in reversed([step for step in copies.steps if step > newer_than]):
             condemned = f"step-{step:08d}.condemned"
             if (self._run.checkpoints / condemned).exists() and condemned not in damaged:
-                continue  # condemned for its training state, so the remote copy is no better
+                continue  # its training state was condemned, and the remote copy has the same state
             start = time.monotonic_ns()
             try:
                 folder = copies.fetch(step, self._run.checkpoints)
@@ -141,14 +141,14 @@ class CheckpointMirror:
                 wait_s = POLL_S if self.sync() else min(max(2 * wait_s, 5.0), MAX_WAIT_S)
 
     def sync(self) -> bool:
-        """Mirror the folder to the address, sending at most one checkpoint. Returns False if something is unreadable
-        now.
+        """Mirror the folder to the address. One call sends at most one checkpoint. Returns False if something is
+        unreadable now.
         """
         if self._run.manifest().get("launcher_pid", os.getpid()) != os.getpid():
             return True  # a later launch has taken the run
         try:
             if start_over_is_due(self._run):
-                return True  # the local checkpoints are about to be set aside
+                return True  # the run starts over: its local checkpoints will be set aside, so do not mirror them
             with self._opened() as copies:
                 local, unread = self._finished()
                 self._seen |= local.keys()
@@ -159,7 +159,7 @@ class CheckpointMirror:
                     self._report("removed", step=step, reason="it was removed or condemned on the disk")
         except (OSError, StorageError) as error:
             if isinstance(error, RemoteError):
-                self._copies = None  # list the remote checkpoints again
+                self._copies = None  # clear the list, so that the next call lists the remote checkpoints again
             return self._failed(_line(error), max(self._seen, default=None))
         if unread:
             return self._failed(unread[max(unread)], max(unread))
@@ -197,7 +197,7 @@ class CheckpointMirror:
         try:
             num_bytes = copies.publish(folder)
         except (FileNotFoundError, CheckpointError) as error:
-            if folder.is_dir():  # otherwise it was removed in the meantime
+            if folder.is_dir():  # otherwise the checkpoint was removed in the meantime
                 self._refused.add((step, raw))
                 self._report("failed", step=step, reason=f"it is damaged here: {error}")
             return
@@ -219,7 +219,7 @@ class CheckpointMirror:
             return []  # the whole local folder is lost: only the remote copies are left
         every = self._config.keep_every
         oldest = min(local) if len(local) >= self._config.keep else -1
-        damaged = condemned_as_damaged(self._run.checkpoints)  # only damaged locally: the remote copy is still good
+        damaged = condemned_as_damaged(self._run.checkpoints)  # damaged on the local disk; the remote copies are good
         found = []
         for step in copies.steps:
             name = f"step-{step:08d}"
@@ -246,8 +246,8 @@ class CheckpointMirror:
     # After they ended.
 
     def close(self, *, limit_s: float = END_S) -> str:
-        """Send what is left. Returns "" if the newest checkpoint has been sent, else the reason. A signal ends the
-        wait."""
+        """Send what is left. Returns "" if the newest checkpoint has been sent, and otherwise the reason. A signal ends
+        the wait."""
         self._stop.set()
         given_up = threading.Event()
 

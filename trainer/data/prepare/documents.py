@@ -34,9 +34,9 @@ class ReadOptions:
     """Options for reading. `text_field` empty: `text` or `content`, whichever exists."""
 
     text_field: str = ""
-    document: Literal["file", "line"] = "file"  # in text files
+    document: Literal["file", "line"] = "file"  # what counts as one document in a text file
     skip_bad: bool = False
-    refuse_nul: bool = False  # for the tokenizer "bytes", whose 0 ends a document
+    refuse_nul: bool = False  # needed by the tokenizer "bytes", in which 0 marks the end of a document
 
 
 def is_split_by_lines(source: Source, options: ReadOptions) -> bool:

@@ -61,7 +61,7 @@ class Progress:
 
     num_shards: int
     shards_done: int
-    text_bytes: int  # of all shards; estimated if sources are compressed
+    text_bytes: int  # size of the text of all shards; an estimate if sources are compressed
     text_bytes_done: int
     num_documents: int = 0
     num_tokens: int = 0
@@ -75,7 +75,7 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     manifest: Manifest
-    shards_reused: int  # written by an earlier call
+    shards_reused: int  # number of shards that an earlier call had written
     already_complete: bool
 
 

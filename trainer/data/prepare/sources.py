@@ -4,8 +4,8 @@
     sources[0].kind, sources[0].compression       # "jsonl", "gzip"
 
 Files are in the order of the arguments, and sorted within each argument, so the order does not depend on the machine.
-If a folder contains JSONL or Parquet, only those files are used; otherwise all its files, as text. A `.json` is read as
-JSONL if it is named, or if a folder contains nothing else. Hidden files are left out.
+If a folder contains JSONL or Parquet, only those files are used. Otherwise all its files are read as text. A `.json` is
+read as JSONL if it is named, or if a folder contains nothing else. Hidden files are left out.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _below(text: str) -> Iterator[Source]:
     has_protocol = "://" in text or "::" in text
     is_text = False
     try:
-        if has_protocol and "::" in text:  # zip://a.jsonl::s3://...: one file, by its full address
+        if has_protocol and "::" in text:  # zip://a.jsonl::s3://... is one file with this full address
             yield _source(text, fs.info(path))
             return
         if any(character in path for character in "*?["):

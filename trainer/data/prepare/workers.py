@@ -35,7 +35,7 @@ class WorkerSetup:
     tokenizer: str
 
     def writer(self) -> ShardWriter:
-        # one core per process; otherwise the library would use all cores in each
+        # Each process may use one core. By default, the tokenizers library would use all cores in each process.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         return ShardWriter(self.folder, self.plan, load_tokenizer(self.tokenizer, self._end_token()))
 
@@ -104,7 +104,7 @@ def _give_next(worker: _Worker, waiting: list[PlannedShard]) -> None:
         try:
             worker.connection.send(worker.shard)
         except OSError:
-            pass  # it has exited: receiving reports this
+            pass  # the process has exited, which the next receive reports
 
 
 def _receive(worker: _Worker, plan: PreparePlan) -> Advance | Shard | Exception:

@@ -47,7 +47,7 @@ def record_file(folder: Path, number: int) -> Path:
 
 
 def finished_shard(folder: Path, planned: PlannedShard, dtype: str) -> Shard | None:
-    """Return the shard if its record and all its files exist, else None."""
+    """Return the shard if its record and all its files exist, otherwise None."""
     try:
         shard = Shard.from_json(json.loads(record_file(folder, planned.number).read_bytes()))
         sizes = [path.stat().st_size for path in shard_files(folder, planned.number)]

@@ -56,7 +56,7 @@ def _stuck(what: str, *causes: str) -> ScriptFault:
 
 SCRIPT_FAULTS: dict[str, ScriptFault] = {
     "none": ScriptFault(what="nothing happens"),
-    # In a loop that creates its batches itself, the time before forward belongs to the end of the previous step.
+    # If a loop creates its batches itself, the time before forward counts as the end of the previous step.
     "slow_batch": _slow("before forward", "before_forward", "after_optimizer", "data"),
     "slow_data": _slow("in its data loader", "data"),
     "slow_forward": _slow("in forward", "forward"),
@@ -87,7 +87,7 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
     "inf_batch": ScriptFault(what="a rank's batch holds an Inf", kinds=("non_finite",), causes=("forward", "data")),
     "memory": ScriptFault(
         what="a rank leaks 4 MB per step", kinds=("memory_growth",), lasts=True, allowed=("straggler",),
-        least_steps=300, least_s=20.0,  # memory is read once a second
+        least_steps=300, least_s=20.0,  # long enough for many readings: memory is read once a second
     ),
     "slow_disk": ScriptFault(
         what="each save of a rank takes a second longer", kinds=("checkpoint_cost",), names_rank=False, lasts=True,

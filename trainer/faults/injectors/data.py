@@ -97,7 +97,7 @@ def _arm_bad_batch(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_failing(trigger: Trigger, training: Training) -> None:
-    """Simulate data with a NaN loss (e.g. an empty target), since tokens cannot be NaN."""
+    """Simulate data that causes a NaN loss (e.g. an empty target). The loss is changed because tokens cannot be NaN."""
     is_bad, now = _Batches(trigger), [False]
 
     class Failing(FaultyLoader):
@@ -116,7 +116,8 @@ def _arm_failing(trigger: Trigger, training: Training) -> None:
 
 
 class _Batches:
-    """Decides by index which batches are struck, the same in every attempt and replay. Reports the first of them."""
+    """Decides by index which batches are struck, so that these are the same in every attempt and replay. Reports the
+    first of them."""
 
     def __init__(self, trigger: Trigger) -> None:
         self.trigger = trigger

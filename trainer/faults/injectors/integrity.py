@@ -91,8 +91,8 @@ def _arm_gradient(trigger: Trigger, training: Training, name: str, bit: int) -> 
 
 
 def _arm_skip_restore(trigger: Trigger, training: Training) -> None:
-    """Kill the rank at its step; in the next attempt, part of the state is left as it was before the checkpoint was
-    loaded.
+    """Kill the rank at the fault's step. In the next attempt, leave a part of the state as it was before the checkpoint
+    was loaded.
     """
     where = trigger.fault.where or "rng"
     if where == "gradient":

@@ -21,7 +21,7 @@ from trainer.training.rank_training import Training
 __all__ = ["ARM", "arm_nan_grad"]
 
 _LARGE = 3e38
-"""Finite in float32, whose largest number is 3.4e38; the sum of two such values overflows."""
+"""Finite in float32, in which the largest number is 3.4e38. The sum of two such values overflows."""
 
 
 def arm_nan_grad(trigger: Trigger, training: Training) -> None:

@@ -81,7 +81,7 @@ def _exhaust_memory(fault: Fault) -> None:
         while True:
             held.append(torch.empty(_HEADROOM_BYTES, dtype=torch.uint8))
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # only the exit remains
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # the process needs memory to record its exit
 
 
 _ACTIONS: Mapping[str, Callable[[Fault], None]] = {
@@ -123,7 +123,8 @@ def _arm_kill_in_recovery(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_late_writer(trigger: Trigger, training: Training) -> None:
-    """Kill the rank, but leave a forked copy of it, unknown to the launcher, that writes after its attempt is over."""
+    """Kill the rank, but leave a forked copy of the process. The launcher does not know the copy, which writes after
+    its attempt is over."""
 
     class Dying(FaultyLoader):
         def before(self) -> None:
@@ -145,7 +146,7 @@ def _write_late(trigger: Trigger) -> NoReturn:
         late = fence.scratch(path)
         late.write_text("{}")
         fence.check()
-        late.rename(path)  # right after the check, as in `write_json`
+        late.rename(path)  # `write_json`, too, renames right after the check
     except fence.Fenced as fenced:
         trigger.recorder.event(event_kinds.FENCED, newest_attempt=fenced.newest)
     finally:

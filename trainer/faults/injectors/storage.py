@@ -29,7 +29,7 @@ _RELIEVED_AFTER_STEPS = 12
 
 
 def _arm_kill_in_save(trigger: Trigger, training: Training) -> None:
-    """Kill the rank in the first save from the fault's step on, between writing its shard and the shard's hash."""
+    """Kill the rank in its first save at or after the fault's step, between writing its shard and the shard's hash."""
     sign, due = signature, [False]
 
     class Waiting(FaultyLoader):
@@ -54,7 +54,7 @@ def _arm_damage(damage: Callable[[Path], None]) -> Callable[[Trigger, Training],
                 folder = trigger.run.checkpoints
                 saved = checkpoint_steps(folder)
                 if len(saved) < 2 or any(folder.glob("step-*.tmp")):
-                    return  # there is no older checkpoint, or another one is about to become the newest
+                    return  # there is no older checkpoint to fall back to, or a newer one is being written
                 trigger.fire()
                 damage(folder / f"step-{max(saved):08d}" / f"__{trigger.rank}_0.distcp")
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -23,7 +23,8 @@ GPU_FAILURES = 3
 
 
 def visible_devices(devices: Path = Path("/dev")) -> list[str]:
-    """Names of the GPUs that ranks may use: CUDA_VISIBLE_DEVICES as CUDA interprets it, else all GPUs of the machine.
+    """Names of the GPUs that ranks may use: CUDA_VISIBLE_DEVICES as CUDA interprets it; if it is not set, all GPUs of
+    the machine.
 
     An empty list hides every device, and the first invalid name ends the list.
     """

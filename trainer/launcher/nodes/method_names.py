@@ -22,7 +22,7 @@ def name_methods_cheaply() -> None:
 
 
 def _method_name(depth: int = 2) -> str:
-    """Name of the function `depth` calls up the stack. The default is that of torch's `get_method_name`."""
+    """Name of the function `depth` calls up the stack. The default is the one of torch's `get_method_name`."""
     try:
         return sys._getframe(depth).f_code.co_name
     except ValueError:

@@ -8,7 +8,7 @@ later waits for it until a timeout, and nodes whose leader changed keep the old 
 publishes its address, and the others read it.
 
 Ranks find their run and attempt by themselves (`probes.attach.launch.joining`). Launchers' pids and restart counts
-cannot identify a round, because from the second round on they differ between nodes. So ranks are given a name for the
+cannot identify a round, because after the first round they differ between nodes. So ranks are given a name for the
 launch and a name for the round.
 """
 

@@ -27,7 +27,7 @@ _ALLOWED = frozenset({
 
 
 class SafeStateBackend(RendezvousBackend):
-    """A backend whose states are checked before they are returned."""
+    """A rendezvous backend that checks states before it returns them."""
 
     def __init__(self, backend: RendezvousBackend) -> None:
         self._backend = backend
@@ -44,7 +44,7 @@ class SafeStateBackend(RendezvousBackend):
         return found
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Set the state of `backend`, and check the one that another node has set instead."""
+        """Set the state of `backend`. If another node has set a state instead, check that one."""
         found = self._backend.set_state(state, token)
         if found is not None:
             check_state(found[0])

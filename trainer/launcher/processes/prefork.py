@@ -124,7 +124,8 @@ class PreforkServer:
     def start(
         self, arguments: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> StartedCommand:
-        """Start `rankscope` with these arguments. Its standard error goes to the same pipe as its output."""
+        """Start `rankscope` with these arguments. Standard error of the forked command goes to the same pipe as its
+        output."""
         request = {
             "arguments": [*arguments],
             "cwd": str(cwd or Path.cwd()),
@@ -165,7 +166,7 @@ def _serve(channel: socket.socket) -> None:
     """Import, report whether forking is safe, and start commands until the caller exits."""
     import_trainer()
     importlib.import_module("trainer.launcher.start")
-    # imported by name, because modules below the command line must not depend on it
+    # The command line is imported by name, because no module of the trainer may depend on it.
     importlib.import_module(f"{_COMMAND}.cli")
     gc.collect()
     gc.freeze()

@@ -33,7 +33,8 @@ left behind.
 """
 UNKNOWN_EXIT = 255
 _PF_EXITING = 0x4
-"""The kernel's flag for an exiting process, whose connections may be closed before it can be waited for."""
+"""The kernel's flag for an exiting process. The connections of such a process may be closed before it can be waited
+for."""
 
 
 class RankProcesses:
@@ -81,7 +82,8 @@ class RankProcesses:
         return True
 
     def wait_for_exiting(self, timeout_s: float) -> None:
-        """Wait for processes that are exiting, so that the exit code is known of the rank that made its peers fail."""
+        """Wait for processes that are exiting. One of them may be the rank that made its peers fail, and its exit code
+        must become known."""
         deadline = time.monotonic() + timeout_s
         while any(code is None and _is_exiting(self._pids[rank]) for rank, code in self.exit_codes().items()):
             if time.monotonic() >= deadline:

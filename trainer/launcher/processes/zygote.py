@@ -41,7 +41,7 @@ torch itself."""
 PRELOADED = ("trainer.launcher.launch", "trainer.rank.worker")
 """Modules that are imported once, before forking."""
 ENTRY_POINT = "trainer.rank.worker:run_and_leave"
-"""Entry point of a forked rank (`module:function`); the zygote knows nothing else about a rank."""
+"""Entry point of a forked rank (`module:function`). This is all that the zygote knows about a rank."""
 FORK_TIMEOUT_S = 10.0
 MAX_MESSAGE_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
@@ -119,7 +119,7 @@ def import_trainer() -> None:
     """Import everything that a rank and its launcher need, without starting threads of numeric libraries."""
     if all(name in sys.modules for name in PRELOADED):
         return
-    # The imports create no garbage, and collecting would take an eighth of the time.
+    # Garbage collection is off during the imports: they create no garbage, and it would take an eighth of the time.
     with one_thread(), _no_collections():
         for name in PRELOADED:
             importlib.import_module(name)
@@ -175,7 +175,7 @@ def driver_is_open(files: Path = Path("/proc/self/fd")) -> bool:
 
 def reset_after_fork(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
     """Reset a forked process: new session, default signal handlers, and of the parent's files only those in `keep`."""
-    signal.set_wakeup_fd(-1)  # the descriptor is the parent's
+    signal.set_wakeup_fd(-1)  # signals of this process must not be written to the parent's descriptor
     os.setsid()  # Ctrl-C is for the launcher; in a separate session, a rank is stopped together with its data workers
     for number in _INHERITED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)

@@ -150,7 +150,7 @@ class FollowedRun:
         self._is_verdict_last &= code in (0, -signal.SIGTERM, -signal.SIGKILL)
         found = announced(self._file)
         if found is not None and has_started_ranks(RunDir(found.run), found.attempt, rank, pid):
-            return  # the stop has recorded how the ranks ended
+            return  # the handler of the stop signal has already recorded how the ranks ended
         name = signal_name(code) or None
         if is_stopped:
             self._write(found, event_kinds.RANK_STOPPED, exit_rank=rank, pid=pid, exit_code=code)
@@ -210,7 +210,7 @@ class FollowedRun:
                 continue
             if self._run is None:
                 self._run = RunDir(found.run)
-                self._event_bytes = _size(self._node_events(self._run))  # an earlier launch printed its events
+                self._event_bytes = _size(self._node_events(self._run))  # an earlier launch has printed these events
                 self._print_uncut(f"Recording to [bold]{escape(_short(found.run))}[/]")
                 # the script's output fills this terminal, so point to the live table for another one
                 if self._console.is_terminal:
@@ -241,7 +241,7 @@ class FollowedRun:
                     self._event_bytes = _size(self._node_events(run))
                 run.node_dir(self._node_rank).mkdir(parents=True, exist_ok=True)
                 node = Node(
-                    nproc=1,  # not used by a watch
+                    nproc=1,  # any number will do, because `watch` does not read it
                     rank=found.watch.node_rank,
                     max_nodes=found.watch.num_nodes,
                     endpoint=found.watch.digests,

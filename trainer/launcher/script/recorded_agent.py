@@ -1,4 +1,4 @@
-"""torch's elastic agent for a user's script, which records the end of each rank as seen by the parent process.
+"""A subclass of torch's elastic agent that launches a user's script and records how each of its ranks ends.
 
     with recorded(exits, stop):             # in `rankscope run`: torch creates its agent within the block
         torchrun(options)
@@ -31,7 +31,9 @@ __all__ = ["Exits", "recorded"]
 CLOSE_S = 30.0
 """Seconds that torch waits for its ranks after signalling them."""
 KILLED_S = 0.5
-"""Minimum seconds that torch waits before it kills its ranks, even if their time is over, and then for their end."""
+"""Minimum timeout (seconds) passed to torch for ending its ranks, even if their grace period is over. Torch waits this
+long before it kills the ranks, and again this long until the killed ranks have ended.
+"""
 
 
 class Exits(Protocol):
@@ -76,7 +78,7 @@ class _RecordedAgent(LocalElasticAgent):
         self._reported: set[int] = set()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        with self._stop.raising(None):  # until their pids are known
+        with self._stop.raising(None):  # raise no exception for a signal before the pids of the new ranks are known
             started: dict[int, Any] = super()._start_workers(worker_group)
             self._stop.take_over()
             if self._pcontext is not None:

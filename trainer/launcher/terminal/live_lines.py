@@ -60,7 +60,7 @@ class FindingLines:
         if now is None or now.status not in ("fired", "ok"):
             return ""
         before = self._announced.get(key)
-        if before is None and now.status == "ok":  # it was announced to an earlier launch, if at all
+        if before is None and now.status == "ok":  # this launch has not announced the finding, so do not report its end
             return ""
         now = self._announced[key] = self._without_rollback(now)
         title = escape(heading(now.kind))
@@ -74,7 +74,8 @@ class FindingLines:
             return f"[{colour}]{title}[/]  {escape(text)}" if self._has_place(now) else self._last_line(now)
         if before.status == "ok":
             return f"[{colour}]{title}[/]  Again: {escape(now.summary)}"
-        # If only the line of code is new, print it alone: the summary would repeat the last one with other figures.
+        # If only the line of code is new, print just that line. The summary would only repeat the one printed before,
+        # with other figures.
         earlier = {name: before.evidence.get(name) for name in ("line", "stacks")}
         known = replace(now, evidence={**now.evidence, **earlier})
         if now.summary != before.summary and changed(before, known):

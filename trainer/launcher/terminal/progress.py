@@ -40,7 +40,7 @@ __all__ = ["PLAIN_LINE_S", "LiveRanks", "ProgressView"]
 
 REFRESH_S = 0.25
 MIN_TABLE_HEIGHT = 30
-"""Minimum terminal height in lines for the table of ranks below the bar, which leaves space for reports above it."""
+"""Minimum terminal height in lines for the table of ranks below the bar. It leaves space for reports above the bar."""
 MIN_BAR_WIDTH = 118
 """Minimum terminal width in columns for the bar next to the figures. Below `MIN_MEMORY_WIDTH`, memory is left out,
 too."""
@@ -50,7 +50,7 @@ PLAIN_LINE_S = 5.0
 REST_S = 2.0
 MAX_REST_S = 15.0
 REST_PER_READING = 50
-"""Ratio of the pause after a reading to the reading's CPU time; bounds of the pause in seconds."""
+"""Ratio of the pause after a reading to the reading's CPU time, and the bounds of the pause in seconds."""
 MAX_LINES = 20
 JOIN_S = 5.0
 
@@ -70,7 +70,7 @@ class ProgressView:
         self._findings = FindingLines()
         self._reader = _StepReader(run, has_faults=has_faults)
         self._node_events = run.node_dir(node_rank) / "events.jsonl"
-        self._event_bytes = _size(self._node_events)  # an earlier launch has shown its events
+        self._event_bytes = _size(self._node_events)  # an earlier launch has already shown these events
         self._plain_at = 0.0
         self._plain_step = -1.0
         self._stop = threading.Event()
@@ -94,7 +94,7 @@ class ProgressView:
         self._tick: Callable[[], None] = lambda: None
 
     def every_tick(self, action: Callable[[], None]) -> None:
-        """Also call `action` at each refresh (the launcher keeps `watch` alive with it)."""
+        """At each refresh, call `action`, with which the launcher keeps `watch` alive."""
         self._tick = action
 
     def __enter__(self) -> ProgressView:
@@ -150,7 +150,7 @@ class ProgressView:
 
     def _figures(self, latest: dict[str, float]) -> str:
         data_size = self.plan.data_size * self._num_ranks / self.plan.world_size
-        tokens = latest["tokens_per_s"] * data_size  # all ranks of a data rank read the same text
+        tokens = latest["tokens_per_s"] * data_size  # not times all ranks: those of one data rank read the same tokens
         count = self._findings.count
         found = f"  [yellow]{count} finding{'s' * (count != 1)}[/]" if count else ""
         has_place = not self._live or self.console.width >= MIN_MEMORY_WIDTH
@@ -158,7 +158,7 @@ class ProgressView:
         return f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step{memory}{found}"
 
     def _fewer(self, num_spare: object) -> str:
-        """Line about a first attempt with fewer ranks than planned, else ""."""
+        """Line about a first attempt with fewer ranks than planned, otherwise ""."""
         if self._num_ranks >= self.plan.world_size:
             return ""
         spare = f" {counted(num_spare, 'rank')} left over." if isinstance(num_spare, int) and num_spare else ""
@@ -183,7 +183,7 @@ class ProgressView:
                 line = line or self._fewer(event.get("ranks_left_over"))
             if line := line or self._findings.line(event):
                 print_wrapped(self.console, line)
-        for replay in earlier.values():  # nothing was rolled back
+        for replay in earlier.values():  # replays that no rollback followed
             print_wrapped(self.console, escape(f"{_where(replay)}{_replayed(replay)}."))
 
 
@@ -197,7 +197,7 @@ class _StepReader:
         self.run = run
         self._only = None if has_faults else 0
         self._recent: deque[dict[str, float]] = deque(maxlen=20)
-        self._place: tuple[int, str, int] = (-1, "", 0)  # attempt, name of the segment, next record
+        self._place: tuple[int, str, int] = (-1, "", 0)  # where to read on: attempt, name of the segment, record
         files = [folder / "events.jsonl" for _, _, folder in run.rank_dirs(self._only)]
         self._event_bytes = {path: _size(path) for path in files}
         self.latest()  # skip the steps that an earlier launch has shown
@@ -269,7 +269,7 @@ def _line(event: dict[str, Any], replay: dict[str, Any] | None = None) -> str:
     if kind == event_kinds.ADVICE:
         return advice_line(event)
     if kind == event_kinds.ROLLBACK:
-        response = Response(  # in the words and digits of the finding
+        response = Response(  # makes the line use the same words and digits as the finding
             refused=None,
             restored_step=event.get("to_step"),
             tier=str(event.get("tier") or ""),
@@ -347,5 +347,5 @@ class LiveRanks:
         try:
             drawn = draw_ranks(self._run, name=os.path.relpath(self._run.path), height=MAX_LINES, now_ns=time.time_ns())
         except (RunError, StoreError, OSError, duckdb.Error):
-            return  # the store is being created or replaced: keep the last table
+            return  # the store is being created or replaced, so the last table stays
         self.newest = drawn.table if drawn.is_live else None

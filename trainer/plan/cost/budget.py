@@ -5,8 +5,8 @@
     failures = failure_cost(cost, expected, per_1000_gpu_days=0.5)
     failures.num_failures, failures.lost_hours
 
-Everything follows from the estimated step time, without restarts, evaluations or checkpoints. The energy is that of the
-devices at their power limit, an upper bound, without hosts, network and cooling.
+Everything follows from the estimated step time, without restarts, evaluations or checkpoints. The energy is an upper
+bound: it assumes that the devices run at their power limit. Hosts, network and cooling are not included.
 
 On average a failure costs half of the time between two checkpoints on disk, and a restart. Failures during the
 repetition of lost steps are neglected. A recovery from a copy in memory loses less.

@@ -40,13 +40,13 @@ class BudgetTokens:
     num_tokens: int
     tokens_per_parameter: float
     price: float | None
-    """In the currency of the given price; None without a price."""
+    """Cost in the currency of the given price; None if no price is given."""
     optimal: ComputeOptimal
     """Compute-optimal model for the same number of operations, at the utilisation of the planned model."""
 
 
 def compute_optimal(num_flops: float) -> ComputeOptimal:
-    """Size and tokens with the lowest loss for a number of operations."""
+    """Model size and number of tokens with the lowest loss for a number of operations."""
     parameters = math.sqrt(num_flops / (_FLOPS_PER_PARAMETER_TOKEN * TOKENS_PER_PARAMETER))
     return ComputeOptimal(num_flops=num_flops, num_parameters=parameters, num_tokens=TOKENS_PER_PARAMETER * parameters)
 

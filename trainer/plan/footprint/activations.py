@@ -53,7 +53,7 @@ class SavedActivation:
     after_gather: float
     """Bytes of a recomputed block that are not allocated yet when its experts are gathered."""
     experts: float
-    """Bytes kept by a block's experts, freed after their backward."""
+    """Bytes that the experts of a block keep; they are freed after the experts' backward."""
     rows_gradient: float
     """Bytes that exist only during backward of the experts: the gradients of the rows and of the residual stream."""
 
@@ -89,8 +89,8 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
     keys = model.kv_heads * (width // model.num_heads) / tp
     vocabulary = model.vocab_size / tp
 
-    # A norm keeps its input and the root of the mean square. On a CPU it keeps the input in float32, and also the input
-    # divided by the root.
+    # A normalization layer keeps its input and the root of the mean square. On a CPU it keeps the input in float32, and
+    # also the input divided by the root.
     norm = own_width * (2 * FLOAT32_BYTES if device == "cpu" else stream) + FLOAT32_BYTES
     rows = FLOAT32_BYTES * model.num_heads / tp
     attention = low * (2 * queries + 2 * keys * (1 if is_ring else plan.cp)) + rows
@@ -117,7 +117,8 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
         chunk = min(1.0, tokens_at_once(round(vocabulary)) / (plan.micro_batch_size * config.data.seq_len // plan.cp))
         logits, loss_backward = width * low, 2 * low * vocabulary * chunk
     else:
-        logits, loss_backward = FLOAT32_BYTES * vocabulary, 2 * FLOAT32_BYTES * vocabulary  # logarithms of the softmax
+        # The log-softmax is kept; backward needs two more tensors of its size.
+        logits, loss_backward = FLOAT32_BYTES * vocabulary, 2 * FLOAT32_BYTES * vocabulary
     return SavedActivation(
         block=angles + 2 * norm + width * low + attention + mlp.kept + _dropout(config, own_width),
         recomputed=recomputed,
@@ -150,9 +151,9 @@ class _FeedForwardSaved:
 def _feed_forward(config: Config, tp: int, low: int) -> _FeedForwardSaved:
     width, hidden = config.model.dim, config.model.ffn_dim / tp
     return _FeedForwardSaved(
-        kept=width * low + 4 * low * hidden,  # gate, its silu, up, their product
+        kept=width * low + 4 * low * hidden,  # the input, and four hidden tensors: gate, silu(gate), up, their product
         products=width + 2 * hidden,
-        # Gradients of three of these four, minus forward's elementwise product, which is freed by then.
+        # The gradients of three of these four tensors, minus the product of forward, which is freed by then.
         backward=2 * low * hidden,
     )
 
@@ -171,8 +172,8 @@ def _experts(config: Config, tp: int, low: int) -> _FeedForwardSaved:
     return _FeedForwardSaved(
         kept=router + experts,
         products=width + 2 * hidden,
-        # Gradients of the outputs and of three hidden activations, minus forward's elementwise product, which is freed
-        # by then.
+        # The gradients of the outputs and of three hidden tensors, minus the product of forward, which is freed by
+        # then.
         backward=2 * low * hidden + low * width,
         experts=experts,
         expert_inputs=expert_inputs,

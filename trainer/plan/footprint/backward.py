@@ -100,7 +100,8 @@ def _points(blocks: Sequence[Block], root: UnitBytes, ahead: int) -> Iterator[in
     buffers = [block.units[0].buffer for block in blocks]
     gradients = root.before + sum(unit.before for block in blocks for unit in block.units)
     kept = sum(block.kept for block in blocks)
-    yield kept + sum(buffers[-ahead:]) + gradients + root.largest  # backward of the head: all activations still exist
+    # At the backward of the head, all activations still exist.
+    yield kept + sum(buffers[-ahead:]) + gradients + root.largest
     if not root.is_added_at_once:  # the head's gradient stays until the root is reduced at the end
         gradients += root.largest
     reduced = 0
@@ -111,7 +112,7 @@ def _points(blocks: Sequence[Block], root: UnitBytes, ahead: int) -> Iterator[in
             yield kept + gradients + in_block
         gradients += sum(unit.own - unit.before for unit in block.units)
         reduced = block.units[0].sent
-    # reduction of the root, after all blocks
+    # The root is reduced after all blocks.
     yield sum(unit.own for block in blocks for unit in block.units) + root.gradient + root.sent
 
 

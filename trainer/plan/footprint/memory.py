@@ -38,8 +38,8 @@ __all__ = ["RankMemory", "in_flight", "rank_memory", "worst_rank_memory"]
 _CONTEXT_BYTES = {"cpu": 0, "cuda": 10**9}
 """CUDA context, cuBLAS workspaces and NCCL's buffers: between 0.5 and 1.5 GB on today's devices; not measured here."""
 _WORKSPACE_BYTES = 64 << 20
-"""Part of the context that torch's allocator provides: cuBLAS workspaces of 32 MiB per thread from Hopper on (8 MiB
-before), for the threads of forward and backward."""
+"""Part of the context that torch's allocator provides: cuBLAS workspaces of 32 MiB per thread on Hopper and newer (8
+MiB on older GPUs), for the threads of forward and backward."""
 _REDUCING = {"int8": 2.75, "topk": 2.0}
 """Bytes that a reduction with error feedback needs per byte of its bucket. int8: the corrected gradient, its rounded
 copy, and the numbers sent and received. topk: the corrected gradient and the mean."""
@@ -91,7 +91,7 @@ def worst_rank_memory(config: Config, plan: Plan, device: Device) -> RankMemory:
 
 
 def in_flight(schedule: str, *, pp: int, pp_rank: int, microbatches: int, stages_per_rank: int) -> int:
-    """Maximum number of forward passes (of one stage) whose activations a pipeline rank holds at the same time.
+    """A pipeline rank holds the activations of at most this many forward passes (of one stage) at the same time.
 
     1f1b: p - r, the number of ranks from this one to the last (Narayanan et al. 2019). Interleaved with v stages per
     rank: 2 (p - r - 1) + (v - 1) p + 1 (Narayanan et al. 2021). Zero-bubble schedules are limited to the memory of
@@ -123,7 +123,8 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
         plan.schedule, pp=plan.pp, pp_rank=pp_rank, microbatches=plan.num_microbatches, stages_per_rank=stages
     )
     outside = round(tokens * _outside_blocks(saved, plan, pp_rank))
-    # A forward in flight is one stage's. The logits are freed soon, by the last stage's backward, except under gpipe.
+    # Each forward pass in flight keeps the activations of one stage. The logits are counted once, because the last
+    # stage's backward frees them soon, except under gpipe.
     activations = flights * sum(layers) // stages + outside * (
         flights if plan.pp > 1 and plan.schedule == "gpipe" else 1
     )
@@ -157,13 +158,14 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     errors, reducing = _compression(config, plan, units)
     on_host = 0
     if config.parallel.cpu_offload == "optimizer" and device == "cuda":
-        on_host, optimizer = 2 * optimizer, 0  # moments, and gradients and updates being copied
+        on_host, optimizer = 2 * optimizer, 0  # the host holds the moments, and buffers for gradients and updates
         step = 2 * FLOAT32_BYTES * max((w.numel(u.tp, u.shards) for u in units for w in u.weights), default=0)
     state = held + optimizer
     if offloaded:
-        # A block's shard is on the device while it is gathered, and its part of the gradients until they are copied.
+        # The device holds a block's shard while the block is gathered, and its reduced gradients until they are copied.
         state = 2 * max((FLOAT32_BYTES * numel for layer, numel in own.items() if layer is not None), default=0)
-    # With a single bucket the hook runs after backward; the first of several runs before most of backward.
+    # With a single bucket, the hook runs after backward, when only the model's state is left. With several buckets,
+    # the first hook runs before most of backward, when the activations still exist.
     at_hook = reducing + (held if FLOAT32_BYTES * sum(full.values()) <= _bucket_bytes(config) else alive)
     peak = state + errors + _CONTEXT_BYTES[device] + max(alive, at_hook, 0 if offloaded else held + step)
     return RankMemory(
@@ -236,7 +238,7 @@ def _peak_without_pipeline(
     by_layer: dict[int | None, list[UnitBytes]] = {}
     for unit in units:
         found = by_layer.setdefault(unit.layer, [])
-        is_within = bool(found)  # experts that are part of their block's unit
+        is_within = bool(found)  # True for experts, which lie within the unit of their block
         found.append(_unit_bytes(config, plan, unit, is_within, device, is_freed=is_freed, is_offloaded=is_offloaded))
     (root,) = by_layer[None]
     blocks = []

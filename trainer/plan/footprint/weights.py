@@ -122,8 +122,8 @@ def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
 
 
 def largest_share(units: Sequence[Unit], num_ranks: int) -> int:
-    """Largest number of elements whose optimizer state one of `num_ranks` replicas keeps. torch assigns whole
-    parameters, group by group and largest first, each to the rank with the fewest elements.
+    """The largest number of elements for which one of `num_ranks` replicas keeps the optimizer state. torch assigns
+    whole parameters, group by group and largest first, each to the rank with the fewest elements.
     """
     sizes = [0] * num_ranks
     for decays in (False, True):

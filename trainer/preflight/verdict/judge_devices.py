@@ -1,4 +1,4 @@
-"""Check the speed of each device against devices of the same model in this job, and against earlier preflights."""
+"""Compare each device's speed with devices of the same model in this job, and with earlier preflights."""
 
 from __future__ import annotations
 

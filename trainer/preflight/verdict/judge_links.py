@@ -55,7 +55,7 @@ def link_lines(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
 
 
 def slow_pairs(links: Sequence[LinkReading], policy: PreflightPolicy) -> set[tuple[int, int]]:
-    """Pairs whose link must be measured again before it is reported as slow."""
+    """Pairs with a link that must be measured again before it is reported as slow."""
     rates = {(link.source, link.target): link.bytes_per_s for link in links}
     delays = {(link.source, link.target): link.latency_s for link in links}
     slow = slow_among(rates, slow_ratio=policy.slow_link_ratio, policy=policy)

@@ -12,8 +12,8 @@ class PreflightPolicy:
     """Limits beyond which a reading differs too much from its peers."""
 
     slow_device_ratio: float = 0.9
-    """Speed of a device over the median of its peers, or its past, below which it is reported (ratio). Source:
-    healthy GPUs of one model differ by some 5 % in sustained clock."""
+    """A device is reported if its speed over the median of its peers or its past is below this (ratio). Source: healthy
+    GPUs of one model differ by some 5 % in sustained clock."""
     failed_device_ratio: float = 0.75
     """Speed below which a device fails the check (ratio). Source: every step of a synchronous job would take a third
     longer."""

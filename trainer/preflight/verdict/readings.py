@@ -55,7 +55,8 @@ class LinkReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceReading:
-    """The all-reduce over all ranks. Its bus bandwidth is 2 (n - 1) / n x size / time, as in nccl-tests."""
+    """The all-reduce over all ranks. The bus bandwidth of an all-reduce is 2 (n - 1) / n x size / time, as in
+    nccl-tests."""
 
     num_bytes: int
     bus_bytes_per_s: float

@@ -45,7 +45,7 @@ class Metric:
 
     @property
     def otel_unit(self) -> str:
-        """The unit in UCUM's notation."""
+        """The unit in the notation of UCUM (Unified Code for Units of Measure), which OpenTelemetry uses."""
         return _UNITS[self.unit]
 
 

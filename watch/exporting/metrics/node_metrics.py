@@ -3,7 +3,7 @@
     metrics = NodeMetrics(run.manifest(), node_rank=0)
     samples = metrics.measure(store, now_ns)      # each tick; names from `watch.exporting.metrics.catalogue`
 
-Speed and shares cover the newest `WINDOW_STEPS` steps of the newest attempt. The time account of the whole run is
+Speed and shares cover the newest `WINDOW_STEPS` steps of the newest attempt. How the time of the whole run was spent is
 measured only every `SLOW_EVERY_S`. Nothing is judged here: the findings come from the reports of `watch`.
 """
 
@@ -48,7 +48,7 @@ which a scrape might miss. Two scrape intervals of `grafana/prometheus/prometheu
 
 
 class NodeMetrics:
-    """Measures repeatedly, and keeps results of slow queries between measurements."""
+    """Measures the node at each tick, but makes slow queries only every `SLOW_EVERY_S`."""
 
     def __init__(self, manifest: Mapping[str, Any], *, node_rank: int, stall: StallPolicy | None = None) -> None:
         self.common = {"run_id": str(manifest.get("run_id", "")), "node": str(node_rank)}
@@ -61,7 +61,7 @@ class NodeMetrics:
         self._stalled_until_ns = 0
 
     def measure(self, source: Source, now_ns: int) -> list[Sample]:
-        """All samples at `now_ns` (epoch nanoseconds). Samples whose tables are missing are omitted."""
+        """All samples at `now_ns` (epoch nanoseconds). Samples are omitted if their tables are missing."""
         log = EventLog.load(
             source,
             (
@@ -95,8 +95,8 @@ class NodeMetrics:
         ]
 
     def _hang_is_shown(self, source: Source, now_ns: int) -> bool:
-        """Return True for `STALLED_HOLD_S` after the measurement that first sees a hang. Counting from the report would
-        not do: on a busy machine measurements may be further apart than that.
+        """Return True for `STALLED_HOLD_S` after the measurement that first sees a hang. The time is not counted from
+        the report of the hang, because on a busy machine more time than this may pass between two measurements.
         """
         after_ns = now_ns - int(STALLED_HOLD_S * 1e9) if self._hang_ns is None else self._hang_ns
         newest_ns = _newest_hang_ns(source, after_ns, now_ns)
@@ -164,7 +164,7 @@ class NodeMetrics:
 
 
 def _newest_hang_ns(source: Source, after_ns: int, now_ns: int) -> int | None:
-    """Time at which `watch` last reported a hang in this interval (epoch nanoseconds); None if it did not."""
+    """Time of the last hang that `watch` reported in this interval (epoch nanoseconds); None if it reported none."""
     if not source.has("events"):
         return None
     rows = source.rows(

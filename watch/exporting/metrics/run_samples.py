@@ -158,7 +158,7 @@ def planned_bubble_samples(source: Source, manifest: Mapping[str, Any]) -> Itera
 def account_samples(
     source: Source, stall: StallPolicy, now_ns: int | None, manifest: Mapping[str, Any]
 ) -> Iterator[Sample]:
-    """Time account of the whole run; `now_ns` is None once the run has ended."""
+    """How the time of the whole run was spent; `now_ns` is None once the run has ended."""
     account = measure(source, stall, now_ns)
     if account is None:
         return
@@ -198,7 +198,7 @@ def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
             "gpu_uuid": uuid or "",
         }
         yield Sample("rankscope_rank_info", 1, labels | info)
-        if rank not in closed or rank in dead:  # a rank that has finished is neither up nor lost
+        if rank not in closed or rank in dead:  # no sample for a rank that has finished: it is neither up nor lost
             yield Sample("rankscope_rank_up", float(rank not in dead), labels)
     if missing_tables(source, "steps"):
         return
@@ -220,7 +220,7 @@ def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
 
 
 def finding_samples(source: Source, attempt: int, now_ns: int) -> Iterator[Sample]:
-    """Findings as `watch` reported them, and those of `attempt` that are still open."""
+    """Findings as `watch` reported them, and the findings of `attempt` that are still open."""
     if missing_tables(source, "findings"):
         return
     newest_ns: dict[str, int] = {}

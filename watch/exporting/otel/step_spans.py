@@ -3,8 +3,8 @@
     cursor = StepSpans(run_id="demo", group="per_step", ranks="single_rank")
     for span in cursor.take(store): ...            # spans of steps that ended since the last call
 
-All ranks of a step share a trace, whose id is a hash of run, attempt and step that every node can compute. Its root is
-the span of the step, sent by the first node.
+All ranks of a step share a trace, whose id is a hash of run, attempt and step that every node can compute. The root of
+the trace is the span of the step, which the first node sends.
 
 * Groups: `default` has a span per step and rank, with its time account (own work, waiting, not measured, in seconds);
   `per_step` adds its phases and the gaps between them; `all` adds the recorded spans (microbatches, stages) and
@@ -114,8 +114,8 @@ class StepSpans:
         )
         if self._strategy == "all_ranks":
             return [int(rank) for rank, _ in rows]
-        # Keep the chosen ranks: a new rank may have started the last step after `_done`, and would send that step
-        # again.
+        # Keep the ranks chosen before. `_done` is the newest start of the last exported step among these ranks. A
+        # newly chosen rank may have started that step later, and would then export the step a second time.
         sent = self._sent.get(attempt, [])
         rows.sort(key=lambda row: row[0] not in sent)
         ranks = [int(rank) for rank, _ in rows]
@@ -199,6 +199,6 @@ class StepSpans:
         return self._id("root", attempt, step)
 
     def _id(self, *parts: object, num_bytes: int = 8) -> int:
-        """Hash of the run and these parts, the same on every node."""
+        """Hash of the run and these parts. Every node computes the same value."""
         text = "\x1f".join(map(str, (self._run_id, *parts))).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=num_bytes).digest()) or 1  # 0 is not an id

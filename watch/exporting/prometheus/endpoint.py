@@ -77,7 +77,8 @@ class Metrics:
         """Number of scrapes at the newest measurement."""
 
     def tick(self, source: Source, now_ns: int, facts: TickFacts, *, measure_now: bool = False) -> None:
-        """Measure at each tick while the node is scraped, else every `UNSCRAPED_EVERY_S`, within the cost limit."""
+        """Within the cost limit, measure at each tick while the node is scraped, and otherwise every
+        `UNSCRAPED_EVERY_S`."""
         pause_s = COST_FACTOR * self._cost_s if self.is_scraped(now_ns) else UNSCRAPED_EVERY_S
         if not self.is_wanted or not (measure_now or now_ns - self._measured_ns >= pause_s * 1e9):
             return

@@ -6,7 +6,7 @@
         endpoint.url
 
 A scrape reads the snapshot of the last tick and touches neither the store nor the ranks, so it does not cost training
-time and works while the ranks hang. On loopback it is open; otherwise it needs TLS and a bearer token.
+time and works while the ranks hang. On loopback it is open. Other addresses need TLS and a bearer token.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["Endpoint", "Listen", "ListenError", "Snapshot", "serve"]
 REQUEST_TIMEOUT_S = 10.0
 """Seconds of silence after which a client is disconnected."""
 LAST_ANSWERS_S = 2.0
-"""Seconds that closing waits for answers in progress: `watch` exits next, and its last state would otherwise be
-lost.
+"""Seconds that closing waits for answers in progress: `watch` exits next, and without this wait an answer with the last
+state might be cut off.
 """
 _POLL_S = 0.05
 """Seconds that closing waits for the thread that accepts connections."""

@@ -25,7 +25,8 @@ __all__ = ["INSTALL", "NAMES", "TrackerFeed", "open_tracker"]
 NAMES = ("tensorboard", "wandb")
 INSTALL = "pip install 'rankscope[trackers]'"
 _SLACK_NS = 60 * 10**9
-"""Maximum delay by which a finding is stored after a newer one, because each node and thread writes separately."""
+"""Maximum delay with which a finding is stored after a newer finding. Such delays occur because each node and thread
+writes separately."""
 
 
 class TrackerFeed:
@@ -37,7 +38,7 @@ class TrackerFeed:
         done, leads = ({int(attempt): n for attempt, n in progress.get(key, {}).items()} for key in ("done", "leads"))
         self._steps = TrackedSteps(ranks=ranks, done=done, leads=leads)
         self._last_step = int(progress.get("last_step", 0))
-        # Already passed on: all findings up to `told_ns`, and the later ones in `told`.
+        # The tracker has already received all findings up to `told_ns`, and of the later ones those in `told`.
         self._sent_until_ns = int(progress.get("told_ns", 0))
         self._sent = {tuple(key) for key in progress.get("told", ())}
         self._ends: dict[int, float] = {}
@@ -60,7 +61,8 @@ class TrackerFeed:
         return len(taken)
 
     def ended_s(self, step: int | None) -> float:
-        """End of a step (epoch seconds). If `step` is None or did not end, the end of the newest step."""
+        """Return the time at which a step ended (epoch seconds). If `step` is None or did not end, return the end of
+        the newest step."""
         return self._ends.get(step or 0) or max(self._ends.values(), default=0.0)
 
     def findings(self, source: Source) -> int:

@@ -3,9 +3,9 @@
     python -m watch.exporting.trackers.follow RUN --to tensorboard
 
 The store serves as the queue: each poll reads what is new since the last one, so a tracker that is slow or temporarily
-unavailable misses nothing and delays nothing. The last poll also reads the tapes, because a watch that had to exit
-quickly after a signal has not ingested the newest records. Progress is kept in `RUN/trackers/<name>.json`, from which
-the next process continues.
+unavailable misses nothing and delays nothing. The last poll also ingests the ranks' record files (`tapes/`), because a
+`watch` that had to exit quickly after a signal has not ingested the newest records. Progress is kept in
+`RUN/trackers/<name>.json`, from which the next process continues.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class _Process:
             return ""
 
     def request_end(self) -> None:
-        """Close its standard input, so that it writes the rest and exits."""
+        """Close the standard input of the process, so that the process writes the rest and exits."""
         if self._process is not None and self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -88,7 +88,7 @@ class _Process:
                 return
 
     def wait(self, deadline: float) -> None:
-        """Wait until it has exited; kill it at the deadline."""
+        """Wait until the process has exited; kill it at the deadline."""
         if self._process is None:
             return
         try:

@@ -76,7 +76,7 @@ class TensorBoardLog:
             self._add(self._folder, step.wall_s, step.step, self._histogram(HISTOGRAM, norms))
 
     def rolled_back(self, step: int, wall_s: float) -> None:
-        """Make TensorBoard drop its values from this step on."""
+        """Make TensorBoard drop its values of this step and all later ones."""
         for folder in list(self._begun):
             start = self._session(status=self._session.START)
             self._append(folder, self._event(wall_time=wall_s, step=step, session_log=start))

@@ -6,7 +6,8 @@
 1. The lowest rank with steps is the reference: the start times of its steps define the order of training. After a
    rollback a step is executed again with the same number, and each execution counts. The reference does not change
    within an attempt, even if records of a lower rank arrive later, because start times differ between ranks.
-2. Records of other ranks are assigned to the execution of the same step whose start is nearest in time.
+2. If a step was executed several times, a record of another rank is assigned to the execution that started nearest in
+   time.
 3. An execution is returned once all ranks have ended it or a later one, or the run is over (`is_over`).
 
 Times are medians and maxima over the ranks; loss, norm and learning rate are the same on all ranks.

@@ -18,7 +18,7 @@ __all__ = ["TrackedStep", "Tracker", "TrackerError", "flat"]
 
 
 class TrackerError(Exception):
-    """A tracker cannot be written to; the message is one line: what, where, what to do."""
+    """Raised if a tracker cannot be written to. The message is one line: what failed, where, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Tracker(Protocol):
         """Add one step, in the order of training."""
 
     def rolled_back(self, step: int, wall_s: float) -> None:
-        """The run was rolled back: steps from this one on will be added again."""
+        """The run was rolled back: this step and all later ones will be added again."""
 
     def finding(self, finding: Mapping[str, Any], wall_s: float, *, is_news: bool = True) -> None:
         """Add a finding (`Finding.to_json`). `is_news`: the run is alive, so that an alert may be sent."""

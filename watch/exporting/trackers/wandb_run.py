@@ -78,7 +78,7 @@ class WandbRun:
 
     @property
     def place(self) -> str:
-        """URL of its page, or the folder of an offline run."""
+        """URL of the run's page at W&B, or the folder of an offline run."""
         return str(Path(self._run.dir).parent) if self._run.offline else str(self._run.url)
 
     @property
@@ -124,14 +124,15 @@ class WandbRun:
 
 
 def _mode(wandb: Any, mode: str) -> Any:
-    """The given mode, else W&B's setting, else online only if there is a key."""
+    """The given mode. Without one, W&B's setting applies. Without either, online if there is a key and offline
+    otherwise."""
     if mode or os.environ.get("WANDB_MODE"):
         return mode or None
     return None if wandb.login(prompt=False) else "offline"
 
 
 def _safe_id(run_id: str) -> str:
-    """Convert the run's id to a valid W&B id, always to the same one."""
+    """Convert the run's id to a valid W&B id. The result is always the same for the same run."""
     if len(run_id) <= _MAX_ID and re.fullmatch(r"[\w.-]+", run_id):
         return run_id
     return hashlib.blake2b(run_id.encode(), digest_size=16).hexdigest()

@@ -100,7 +100,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
             if found is None:
                 return None  # the errors themselves follow
             break
-        if is_over and found is not None:  # the first line after an empty line
+        if is_over and found is not None:  # an empty line has ended the message: look at the first line after it
             if line:
                 found |= {"chained": 1} if _CHAINED.match(line) else {}
                 break
@@ -110,10 +110,10 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
             if raised is not None:
                 found = {"type": raised["type"], "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:]}
                 first = (raised["message"] or "").lstrip()
-                is_timed = prefix.wall_ns is not None  # the log collector put a time on each line
+                is_timed = prefix.wall_ns is not None  # True if the log collector wrote a time before each line
                 message = ["" if first.startswith('File "') else raised["message"] or ""]  # another writer's frame
             elif _NEW.match(line) and frames:
-                return None  # two writers without prefixes interleave
+                return None  # tracebacks of two writers are interleaved, and no prefix tells them apart
             elif line:
                 frames.append(line)
             continue
@@ -156,7 +156,7 @@ def read_quoted_traceback(text: str, writer: Prefix) -> dict[str, Any] | None:
 
 
 def _stated_rank(message: str) -> dict[str, Any]:
-    """{"own_rank": rank} if a text names the rank that raised the error, else {}."""
+    """{"own_rank": rank} if a text names the rank that raised the error, otherwise {}."""
     ranks = set(_OWN_RANK.findall(message))
     return {"own_rank": int(ranks.pop())} if len(ranks) == 1 else {}
 
@@ -173,7 +173,7 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefi
     is_signed = False
     for place, (prefix, line) in enumerate(lines):
         is_signed |= place == 0 and _OWN_RANK.search(line) is not None
-        if is_signed:  # torch_npu: the runtime's report follows, up to the next empty line
+        if is_signed:  # by torch_npu, after whose message a report of the runtime follows, up to the next empty line
             if not line.strip() or _NEW.match(line) or place >= MESSAGE_LINES or prefix.stream[1:] != writer.stream[1:]:
                 break
             message += f"\n{line.strip()}"
@@ -200,7 +200,7 @@ def rank_in_head(lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[st
     """{"own_rank": rank} if the head of a traceback names the rank that raised it, {"ranks": "0,3"} if several did,
     {"local_rank": 3} below the line of a process that torch.multiprocessing spawned.
 
-    `lines`: above its first or last line.
+    `lines`: the lines above the traceback's first or last line.
     """
     is_in_chain = False
     for prefix, text in lines:
@@ -220,10 +220,10 @@ def rank_in_head(lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[st
 
 
 def frames_above(lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> str:
-    """The frames above the last line of a traceback whose head was cut off. Empty if the head is there, because
-    `read_traceback` then reads the frames.
+    """The frames above the last line of a traceback, if the traceback's head was cut off. Empty if the head is there,
+    because `read_traceback` then reads the frames.
 
-    `lines`: those above the last line, the nearest first.
+    `lines`: the lines above the last line, the nearest first.
     """
     frames: list[str] = []
     others = 0

@@ -194,7 +194,7 @@ def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 
 
 def read_norms(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """Read fairseq's list of gradient norms per rank: all listed ranks, and those whose norm is not finite."""
+    """Read fairseq's list of gradient norms per rank: all listed ranks, and ranks with a norm that is not finite."""
     norms = [(int(match[1]), match[2]) for _, text in lines if (match := _NORM.match(text))]
     bad = [rank for rank, norm in norms if norm.lower().lstrip("-") in ("nan", "inf")]
     return {"listed": len(norms), "ranks": ", ".join(map(str, bad[:512])), "nonfinite": len(bad)}
@@ -211,7 +211,7 @@ def read_stalled(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, An
     found: list[str] = []
     awaited: dict[str, str] = {}
     for place, (prefix, text) in enumerate(lines):
-        if prefix.task is not None and text.startswith("["):  # a number at the line start was read as a task
+        if prefix.task is not None and text.startswith("["):  # the rank at the line's start was read as srun's task
             found.append(str(prefix.task))
             awaited[found[-1]] = text.strip(" []\r\n")
         elif rank := _STALLED.match(text.strip()):
@@ -255,7 +255,7 @@ def read_tasks(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 READERS_OF_BLOCK: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
     "elastic": read_failure, "ras": read_ras, "norms": read_norms, "others": read_others, "tasks": read_tasks,
 }  # fmt: skip
-"""Readers of blocks whose first line has no fields; they get the lines below it."""
+"""Readers of blocks that have no fields in their first line. They get the lines below it."""
 READERS_OF_LINE_AND_BLOCK: dict[str, Callable[[str, Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
     "stalled": read_stalled, "actor": read_actor, "bus": read_lost_bus, "port": read_port,
 }  # fmt: skip
