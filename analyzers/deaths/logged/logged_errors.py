@@ -115,7 +115,8 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     for (cause, _), group in found.items():
         aside = [entry for entry, how in group if how in ("aside", "ignored", "after")]
         proven = [entry for entry, how in group if how == "fatal" and not _is_last_line_of(entry, aside)]
-        rest = [entry for entry, how in group if how in ("after", "aside")]
+        ignored = [entry for entry, how in group if how == "ignored"]
+        rest = [one for one, how in group if how in ("after", "aside") and not _is_last_line_of(one, ignored)]
         # Buffered standard output may come late. So if any process ended, an error is a suspicion even if steps follow
         # it.
         is_over = bool(ended.victim_lines) or any(book.of_role("death"))

@@ -117,3 +117,21 @@ def test_a_worker_without_its_parents_locks_is_a_consequence(tmp_path: Path) -> 
     worker = raised(6, "FileNotFoundError: [Errno 2] No such file or directory", *frames)
     root = raised(1, "ValueError: the record has no label", UNCAUGHT, IN_READER)
     assert diagnosed(tmp_path, "job.log", STEPS + worker + root).fired[0].ranks == (1,)
+
+
+IGNORED = f"""Exception ignored in: <function _LoaderIter.__del__ at 0x7f2a>
+Traceback (most recent call last):
+  File "{LIB}/site-packages/torch/utils/data/dataloader.py", line 1101, in __del__
+    self._shutdown_workers()
+  File "{LIB}/multiprocessing/process.py", line 149, in join
+    assert self._parent_pid == os.getpid(), 'can only join a child process'
+AssertionError: can only join a child process
+"""
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_errors_in_a_destructor_between_steps_raise_no_alarm(tmp_path: Path, times: int) -> None:
+    few = "".join(STEP.format(n=n) for n in range(50, 54))
+    found = diagnosed(tmp_path, "job.log", STEPS + IGNORED * times + few + IGNORED * times + STEP.format(n=54))
+    assert not found.fired
+    assert found.verdict.startswith("The log ends in training")
