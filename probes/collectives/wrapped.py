@@ -25,6 +25,7 @@ device bound at initialisation would be lost.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -93,6 +94,7 @@ def uninstall() -> None:
     if probe is not None:
         probe.release()
         with failing_open("collectives.uninstall"):
+            probe.calls.callbacks.wait()
             exchange([(group, group.plain) for group in alive_groups() if type(group) is RecordedGroup])
 
 
@@ -115,6 +117,13 @@ def take_gradient_peaks() -> dict[str, float]:
     _probe.calls.measures_peaks = True
     taken, _probe.calls.gradient_peaks = _probe.calls.gradient_peaks, {}
     return taken
+
+
+@atexit.register
+def _wait_for_callbacks() -> None:
+    if _probe is not None:
+        with failing_open("collectives.callbacks"):
+            _probe.calls.callbacks.wait()
 
 
 _probe: GroupProbe | None = None
