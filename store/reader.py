@@ -1,4 +1,4 @@
-"""Read a store: one connection over all nodes' files, isolated from the rest of the machine.
+"""Read a store: one connection over all nodes' files, whose queries can access no other files and no network.
 
     with Store.open(run) as store:
         columns = store.query("SELECT step, duration_ns FROM steps WHERE rank = ? ORDER BY step", [3])
@@ -63,7 +63,7 @@ class Store(Closing):
     ) -> None:
         self._connection = connection
         self._name = name
-        self._file = file or name  # the path that errors about damaged files name
+        self._file = file or name  # path to show in errors about damaged files
         self._stand_ins = stand_ins  # empty tables in place of tables of the schema that none of the files has
         self._is_whole = is_whole  # True if every table of the schema exists, as itself or as a stand-in
         self._scratch = scratch

@@ -1,4 +1,4 @@
-"""Evidence and next step of deaths, exclusions and resumes, one sentence each."""
+"""What a report says about lost ranks, excluded devices or nodes, and differing resumes: evidence and next step."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
         )
     if site := finding.evidence.get("largest_site"):
         return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
-    if facts.get("lines"):  # the finding is from a log, which contains no memory over the steps
+    if facts.get("lines"):  # the finding is from a log, which does not show the memory of each step
         return next_step("out_of_memory", finding.ranks)
     return f"Compare the memory of {rank} over the steps and with that of its peers."
 

@@ -3,8 +3,8 @@
     findings = join({"log": [...], "flight_recorder": [...], "kineto": [...]})
     findings = join_recorded(of_runs, of_files)     # findings of recorded runs, and of the logs of their ranks
 
-1. A cause that the logs prove explains the hang that the dumps show if both name a common rank, or if the dumps name
-   no rank. The joined finding has the call of the dumps and the lines of the logs.
+1. The logs prove a cause, and the dumps show a hang. The cause explains the hang if both findings name a common rank,
+   or if the dumps name no rank. The joined finding has the call of the dumps and the lines of the logs.
 2. A rank that the dumps name takes precedence over a log line without a rank. A device error is joined with dumps that
    show a stuck device. Any other error is a separate suspicion.
 3. A hang that the dumps prove replaces a suspicion from the logs, and takes over the lines of the logs.
@@ -33,7 +33,10 @@ _CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "r
 
 
 def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """Return all findings, by source in `found`; findings about the same event are joined into one."""
+    """Return all findings in one list. Findings about the same event are joined into one.
+
+    `found`: the findings of each source, for example "log" or "flight_recorder".
+    """
     suspects = [one for one in found.get("stacks", ()) if one.status == "suspect"]
     of_plugins = _not_in_logs(found.get("plugin", ()), found.get("log", ()))
     others = {source: findings for source, findings in found.items() if source != "stacks" or not suspects}
@@ -153,6 +156,6 @@ def _with_lines(dumped: Finding, logged: Finding) -> Finding:
 
 
 def _settled(dumps: Sequence[Finding], logged: Finding) -> list[Finding]:
-    """Return the findings of the dumps. If the logs prove how a rank ended, findings that say only what the dumps lack
-    are left out."""
+    """Return the findings of the dumps. If the logs prove how a rank ended, leave out those of status
+    `insufficient_data`, which report only that a dump is missing or incomplete."""
     return [one for one in dumps if one.status != "insufficient_data" or logged.status != "fired"]

@@ -37,13 +37,14 @@ class FleetPolicy:
     """When a host or device stands out."""
 
     family_error_ratio: float = 0.05
-    """Probability that any member of a healthy fleet stands out (ratio). Source: convention; Bonferroni."""
+    """Probability that at least one member of a healthy fleet stands out by chance (ratio). Source: convention; each
+    member is tested at this value divided by the number of members (Bonferroni)."""
     trimmed_ratio: float = 0.1
-    """Members with the highest rates that the first estimate leaves out, as a share of all members (ratio). Source:
-    convention for robust estimates; those that then prove ordinary are included again."""
+    """Share of members that the first estimate of the usual rate leaves out: those with the highest rates (ratio).
+    Source: convention for robust estimates; members that do not stand out are included in the next estimate."""
     least_hours: float = 0.1
-    """Hours for which a shorter run counts: a run that dies in its start-up lasts almost none, but it was exposed to
-    failures (hours). Source: convention; start-up of a large job."""
+    """Minimum exposure that each run adds (hours): a run of 0.01 h that fails in its start-up counts as 0.1 h, because
+    its machines were exposed to failures. Source: convention; start-up of a large job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

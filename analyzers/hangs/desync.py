@@ -3,7 +3,11 @@
     findings = desynced(store, Scope())       # kind desync, causes skipped and extra
 
 A group's calls are paired by their sequence number. If wrongly paired calls have the same operation and size, the job
-continues, and ranks reduce gradients of different steps together.
+continues, and ranks reduce gradients of different steps together. If they differ and the job hangs in the first call
+after the skipped or extra one, `culprits` judges the hang.
+
+Example: a step has 3 all-reduces, so step 10 starts at number 30 on all ranks. In step 10, rank 1 makes only 2. Then
+steps 11, 12, ... start at 32, 35, ... on rank 1, but at 33, 36, ... on the others. Rank 1 skipped one call in step 10.
 
 1. In ranks that run the same program, the sequence numbers of a step's first calls are equal, or differ by the same
    amount in all steps.
@@ -15,10 +19,10 @@ continues, and ranks reduce gradients of different steps together.
    - Steps next to missing sequence numbers on the tape.
    - Groups with calls of background threads: such calls belong to no step. (The NCCL plugin records no thread; its
      calls belong to the step of their launch.)
-   - Steps with phases unlike the other ranks' and the previous step's: the step may be counted twice or not at all.
-   - Ranks whose later calls match in operation and size by sequence number, but not by position in the step.
-
-`culprits` judges a hang in the very next call.
+   - Steps in which two ranks have different phases, if one of them had other phases in its previous step: the step may
+     be counted twice or not at all.
+   - Ranks in sync whose step boundaries differ. Since the change, calls with equal sequence numbers have the same
+     operation and size, but calls at the same position in the step do not.
 """
 
 from __future__ import annotations

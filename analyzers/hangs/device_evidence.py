@@ -1,4 +1,4 @@
-"""Evidence of devices and hosts for a hang: XIDs, readings that ended, errors, load and memory of the named ranks.
+"""Add readings of the named ranks' devices and hosts to a hang: XIDs, GPUs that no longer answer, errors, load, memory.
 
     finding = with_devices(source, finding, silent_since_ns)       # of `hang_of_attempt`
 
@@ -66,13 +66,17 @@ def with_devices(
 
 
 def _processes(places: Sequence[tuple[str | None, int | None]]) -> dict[str, Any]:
-    """Process ids and their host, for a command that continues them; empty if they are on several hosts."""
+    """Host and process ids of stopped ranks, for a command that resumes these processes. Empty if the ranks are on
+    several hosts."""
     hosts, pids = {host for host, _ in places}, [pid for _, pid in places if pid]
     return {"host": hosts.pop(), "pids": pids} if len(hosts) == 1 and None not in hosts and pids else {}
 
 
 def with_link(source: Source, finding: Finding) -> Finding:
-    """The finding with the link on which a call that all ranks entered made the least progress, if there is one."""
+    """For a hang in a call that all ranks entered, add the link on which this call moved the least data.
+
+    Without such a link the finding stays as it is.
+    """
     facts = evidence_of(finding)
     if finding.cause != "all_entered" or finding.attempt is None or facts.get("seq") is None:
         return finding

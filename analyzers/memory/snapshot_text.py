@@ -54,7 +54,7 @@ def is_fragmented(evidence: Mapping[str, Any]) -> bool:
 
 
 def why_text(finding: Finding) -> str:
-    """Clauses on the uses of memory; "" without a snapshot."""
+    """What uses the memory: the largest allocation, this and other processes, the cache. "" if nothing is known."""
     facts = finding.evidence
     largest: Any = facts.get("largest_allocations")
     parts = []

@@ -1,12 +1,13 @@
 """Collapse of the fp16 loss scale: it falls and does not recover, so ever more steps are dropped.
 
-Each overflow drops a step and halves the scale. The trainer writes an event for each overflow. For an attached loop the
-scale is recorded at each step, and a step after which the scale is lower has overflowed. Some overflows are healthy:
-the scale starts too high on purpose, and is doubled every 2,000 good steps to test whether it still fits.
+Each overflow drops a step and halves the scale. The trainer writes an event for each overflow. In an attached loop (a
+user's own training loop) the scale is recorded at each step. If it is lower after a step than before, the step has
+overflowed. Some overflows are healthy: the scale starts too high on purpose, and is doubled every 2,000 good steps to
+test whether it still fits.
 
 1. Overflows of the first `warm_up_steps` steps are the search for a scale that fits.
-2. Collapse: `max_overflows` or more within `slow_change_steps` after that, or a scale of `LOWEST_SCALE` or less, at
-   which gradients overflow even unscaled.
+2. After these steps, `max_overflows` or more within `slow_change_steps` are a collapse.
+3. At any step, a scale of `LOWEST_SCALE` or less is a collapse: the gradients overflow although they are not scaled.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
         capture["path"], capture["rank"], capture["parts_ms"]
     evidence |= against_peer(log, attempt=0, rank=3)      # {"profile_operators": ["aten::mm in forward +12.3 ms"], ...}
 
-A suspect and its peer profile the same steps. The suspect is slow in operators with a longer self time than on the
-peer; operators in which it waits less are not shown. An operator that is missing from the peer's list is assumed to
-take as long on the peer as the last operator of the list, so an excess is never overstated.
+A suspect and its peer profile the same steps. Operators whose self time is longer on the suspect are shown. Operators
+whose self time is shorter are not: a slow rank waits less in collectives, for example. An operator that is missing from
+the peer's list is assumed to take as long on the peer as the last operator of the list. Thus an excess is never
+overstated.
 
 `capture_line(diagnosis.run["captures"][0])` is "rank 3, steps 40 to 44: step 81 ms, compute 60 ms; traces/..."
 """
@@ -91,7 +92,7 @@ def _excess(mine: Event, others: Event) -> list[tuple[Key, float]]:
 
 
 def _operators(summary: Event | None) -> dict[Key, float]:
-    """{(name, phase, on device): milliseconds per step}, the longest first; what a run wrote may be damaged."""
+    """{(name, phase, on device): milliseconds per step}, the longest first. Invalid rows are skipped."""
     rows: Any = summary.detail.get("operators") if summary is not None else None
     found: dict[Key, float] = {}
     for row in rows if isinstance(rows, list) else ():
@@ -124,7 +125,7 @@ def _summary(log: EventLog, attempt: int, path: str) -> Event | None:
 
 
 def capture_line(capture: Mapping[str, Any]) -> str:
-    """Rank, steps, parts of a step or why they are not known, and the trace."""
+    """A line with rank, steps, the times of a step's parts, and the trace. If the times are unknown, it says why."""
     steps = f"rank {capture.get('rank')}, steps {capture.get('first_step')} to {capture.get('last_step')}"
     given: Any = capture.get("parts_ms")
     parts: Mapping[str, Any] = given if isinstance(given, Mapping) else {}

@@ -90,7 +90,8 @@ def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
 
 
 def _waits_for_host_ratio(source: Source) -> float:
-    """Share of a stamped step in which its device waited for its host (median); 0 if no step was stamped."""
+    """Share of a step's time for which the device waited for its host: the median over the steps timed by CUDA events.
+    0 if there are none."""
     places = (*OWN_PHASES, *GAPS)
     if lacking(source, steps=("stamped_steps", "duration_ns")):
         return 0.0

@@ -52,7 +52,8 @@ Key = tuple[object, ...]
 
 @dataclass(slots=True)
 class _Step:
-    """A step's graph, with the rows from which each piece of work and each call takes its time."""
+    """The graph of a step. `rows_of_work` and `rows_of_call` say which rows hold the durations of its pieces of work
+    and calls."""
 
     graph: Graph = field(default_factory=Graph)
     rows_of_work: list[int] = field(default_factory=list)
@@ -62,7 +63,7 @@ class _Step:
     """Call of each send and receive, by row."""
 
     def call(self, key: Key) -> int:
-        """Return the call with this key, added if it is new: a transfer, or ("end", row), the end of an operation."""
+        """Return the call with this key; add it if it is new. The key is a transfer's, or ("end", row) for an end."""
         if key not in self.calls:
             self.calls[key] = self.graph.new_call((key[0],), 0.0)
             self.rows_of_call.append([])
@@ -257,7 +258,8 @@ class _Worker:
             streams[name] = kept
 
     def _depend(self, message: int, row: int, way: str, before: int | None) -> None:
-        """A send waits for its pass. A pass waits for its receive, which begins after the pass `before` it."""
+        """Make a send wait for its pass, or a pass wait for its receive. A receive begins when the rank's previous pass
+        has ended; `before` is the row of that pass."""
         if way == "send":
             self._dependencies.setdefault(message, []).append(row)
             return

@@ -41,21 +41,21 @@ class Graph:
     delay_ms: list[float] = field(default_factory=list)
     """Part of each piece in which no recorded work ran: launch delay."""
     work_at: list[tuple[int, int, int]] = field(default_factory=list)
-    """For each piece of work: rank, step, and the number of calls that the rank had made in the step; by this number,
-    the same place is found on ranks that wait in different calls.
+    """For each piece of work: rank, step, and place. The place is the number of calls that the rank had already made in
+    the step. Work at the same place is compared between ranks, even if the ranks then wait in different calls.
     """
     transfer_ms: list[float] = field(default_factory=list)
     """Duration of each call after its last member has arrived."""
     call_of: list[Key] = field(default_factory=list)
-    """Key of the calls with which each call is compared (dimension, operation, size)."""
+    """(dimension, operation, size) of each call. Calls with equal keys are compared with each other."""
     members: list[int] = field(default_factory=list)
     """Number of ranks that post each call."""
     steps: list[int] = field(default_factory=list)
     """The steps, in order."""
     work_before_sync: Ints | None = None
-    """Shape (steps, ranks): number of each rank's piece of work before the only call of a step, for graphs in which
-    every rank makes this call and waits for it at once; else None. Such a graph is replayed without going through the
-    programs.
+    """Indices into `work_ms`, of shape (steps, ranks): the work of each rank before the step's only call. None unless
+    every rank makes exactly one call in each step and waits for it at once. With these indices the graph is replayed
+    without going through the programs.
     """
     step_numbers: dict[int, int] = field(default_factory=dict)
     """{step: its place in `steps`}."""

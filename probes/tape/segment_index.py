@@ -5,11 +5,12 @@
     index.sync()
     for path, problem in check_index(run.path, run.node_dir(0) / "segments.jsonl"): ...
 
-The index has a line per file and state; the last line of a file counts. For a tape, the line has the number of places
-in use, the unfinished places, and a CRC-32 over the fixed part of the header and all finished records, which no writer
-changes any more. For events and names it has the number of bytes and their CRC-32. Each line has the digest of the
-previous line, so an altered or removed line breaks the chain. The file is synced after each round. Before retention
-removes a segment, a line notes it as retired, with its number of places and a CRC-32 of that number.
+When a file has changed, a line with its new state is appended to the index. Only the newest line about a file counts.
+For a tape, the line has the number of places in use, the unfinished places, and a CRC-32 over the fixed part of the
+header and all finished records, which no writer changes any more. For events and names it has the number of bytes and
+their CRC-32. Each line has the digest of the previous line, so an altered or removed line breaks the chain. The index
+is synced after each round. Before retention removes a segment, a line notes it as retired, with its number of places
+and a CRC-32 of that number.
 
 The checksums are computed by the process that reads the tapes anyway, at no cost for the ranks.
 """
@@ -171,8 +172,9 @@ def _problem(root: Path, entry: _Entry) -> str:
 
 
 def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | None:
-    """State of a file, or None for an empty tape. `limit`: the part of the file that counts. None: the whole file
-    without unfinished records. A negative extent: the whole file with the unfinished records.
+    """State of a file, or None for an empty tape. `limit` states which part of the file counts. None: the whole file
+    without unfinished records. An entry with an `extent` of -1: the whole file, unfinished records included. Any other
+    entry: the part that this entry describes.
     """
     path = root / name
     if not name.endswith(".tape"):
@@ -192,7 +194,7 @@ def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | No
     left_out: Any
     if limit is None:
         left_out = np.flatnonzero(states != COMPLETE)
-        if len(left_out) > MAX_OPEN:  # never seen so far; records after the limit are not covered
+        if len(left_out) > MAX_OPEN:  # more than in any run so far; later records are not covered
             extent, left_out = int(left_out[MAX_OPEN]), left_out[:MAX_OPEN]
             rows = rows[:extent]
     else:

@@ -41,7 +41,7 @@ class AddressError(ValueError):
 
 
 def address_of(path: Path) -> str | None:
-    """Restore an address that was parsed as a path, so that `//` became `/`; None if it is a path."""
+    """Return the address if `path` is one that was parsed as a path, which turned `//` into `/`. None otherwise."""
     match = _PATH.fullmatch(str(path))
     if match is None:
         return None

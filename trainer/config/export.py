@@ -41,7 +41,7 @@ class AlertsConfig(Section):
     webhook: str = Field(default="", pattern=r"^(https?://.+)?$")
     """URL to which each finding is posted as JSON."""
     command: str = shared_default(AlertsSettings, "command")
-    """Program and arguments to run for each finding, which the program reads as JSON; no shell."""
+    """Program and arguments, run without a shell for each finding. The program reads the finding as JSON."""
     min_severity: Literal["info", "warning", "critical"] = shared_default(AlertsSettings, "min_severity")
     """Lowest severity of findings that are sent."""
     at_most_per_hour: int = shared_default(AlertsSettings, "at_most_per_hour")

@@ -1,4 +1,4 @@
-"""The votes of a step: numbers that all ranks sum in the step's one small reduction, by name.
+"""The votes of a step: named numbers of each rank, summed over all ranks in the step's one small reduction.
 
     own = recovery.votes(stop=False)         # this rank's votes
     row = own.to_row()                       # as a row of numbers, to be summed over all ranks

@@ -4,8 +4,8 @@
     exit_code, report = session.run(judge, strict=False)       # the report on rank 0, None on the others
 
 1. Each rank reports itself. Rank 0 waits for all ranks or a deadline, and publishes which rank is on which node.
-2. Devices are measured: GPUs simultaneously, as in training; ranks that share processor cores one after the other. Slow
-   devices are measured again.
+2. Devices are measured. GPUs are measured simultaneously, as in training. If ranks share processor cores, the cores are
+   measured by one rank after the other. Slow devices are measured again.
 3. Clocks are measured, then links in rounds of disjoint pairs, then the all-reduce. Slow links are measured again, and
    the better reading counts.
 4. Rank 0 gathers, judges and publishes the exit code.
@@ -63,7 +63,7 @@ class Options:
     runs: Path = Path("runs")
     """Folder for runs. Its free space is checked."""
     settings: tuple[str, ...] = ()
-    """More environment variables to compare."""
+    """Names of environment variables that are compared between ranks, besides those that are always compared."""
     tune: Sequence[Mapping[str, str]] = ()
     """Sets of environment variables with which the all-reduce is measured for comparison."""
 

@@ -2,10 +2,10 @@
 
     gil_holders({3: 4711})        # [3]
 
-A rank's stack dump does not show this, because the C signal handler that writes it needs no GIL. py-spy reads from
-outside which thread holds the GIL. The proof is a thread that holds the GIL and sleeps with the same frames in two
-samples. A running thread does not count, since it may be in a Python loop. If py-spy is missing or lacks permission, no
-rank is returned.
+A rank's stack dump does not show this, because the C signal handler that writes it needs no GIL. py-spy, which reads
+the memory of a process from outside, shows which thread holds the GIL. The proof is a thread that holds the GIL and
+sleeps with the same frames in two samples. A running thread does not count, since it may be in a Python loop. If py-spy
+is missing or lacks permission, no rank is returned.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ from analyzers.source import Floats
 __all__ = ["draw", "name_of"]
 
 LABELLED_ROWS = 32
-"""Maximum number of rows that are tall enough to be visible and labelled."""
+"""Up to this number of rows, each row is tall enough for a label."""
 MAX_ABOVE = 6
 GROUND_SIGMAS, TOP_SIGMAS = 2.0, 6.0
-"""Excess in units of noise: where the logarithmic part of the colour scale starts, and the least at which it ends."""
+"""Ends of the logarithmic part of the colour scale, in units of noise. A larger excess moves the upper end up."""
 GROUND = 0.2
 """Share of the colour scale for an excess below `GROUND_SIGMAS`."""
 ROW_PX, GAP_PX = 26, 14

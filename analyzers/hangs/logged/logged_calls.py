@@ -1,8 +1,8 @@
 """Causes named by log lines about collectives: mismatches, ranks that did not make a call, calls that did not end.
 
 Ranks named by TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's desync report and monitoredBarrier are proven; ranks named by
-NCCL's RAS are suspects. gloo's timeouts name no call, so a rank that prints no timeout is a suspect. Lines of NCCL's
-watchdogs are compared in `watchdogs`.
+NCCL's RAS are suspects. gloo's timeouts name no call. If some ranks print a timeout and others do not, those others may
+never have made the call, so they are suspects. Lines of NCCL's watchdogs are compared in `watchdogs`.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def _unnumbered(book: LogBook) -> Iterator[Candidate]:
 
 
 def _do_of(waiting: Collection[int], book: LogBook) -> str | None:
-    """The next step if a rank outside of these files may be the missing one; None if all ranks wait."""
+    """Advice to read the logs of ranks that these files do not show waiting; None if all ranks wait."""
     if book.world_size is not None and len(waiting) >= book.world_size:
         return None
     return "Read the end of the other ranks' logs: one of them made this call late or never, and its log shows why."

@@ -8,8 +8,8 @@ A node counts as lost if
 1. the leader's `watch` recorded that the node's digests stopped (`node_silent`), and none arrived later in the attempt;
 2. no end of its ranks is recorded: no rank closed its records, failed or exited. Its launcher or `watch` would have
    recorded the end of a process, unless the whole node was lost;
-3. no rank of another node failed before the silence, and no standstill began well before it (in these cases the silence
-   is a consequence);
+3. no rank of another node failed before the silence, and no standstill began well before it (after such a failure or
+   standstill, the silence is a consequence);
 4. no rank recorded anything well after it (in that case only the node's `watch` or its link failed).
 """
 

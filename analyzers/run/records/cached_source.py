@@ -62,7 +62,8 @@ class CachedSource:
         return self._events[0]
 
     def has_values(self, table: str) -> dict[str, bool]:
-        """{column: whether it has a value}; of a long table, only columns with a value in its first rows."""
+        """{column: whether it has a value}. Only the first `_MAX_ROWS` rows are read. If the table may have more rows,
+        columns without a value in the rows read are left out."""
         counted = self.query(f"SELECT count(*) AS num_rows, count(COLUMNS(*)) FROM (FROM {table} LIMIT {_MAX_ROWS})")
         is_long = counted.pop("num_rows")[0] == _MAX_ROWS
         return {name: bool(num[0]) for name, num in counted.items() if num[0] or not is_long}

@@ -2,9 +2,10 @@
 
     log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
 
-Times on a tape come from a monotonic clock and the wall time at its start, so they never jump, but an event has the
-wall time at which it happened. If the wall clock is set back during a run, the run's end is dated before its last step,
-and a hang seems to have lasted 0 s.
+A rank's records of steps and calls are timed by a monotonic clock. The wall time is read once, when recording starts,
+and later times are computed from both. So these times never jump. An event, however, has the wall clock's time at that
+moment. If the wall clock is set back by a minute during a run, later events are dated a minute too early: the run seems
+to end before its last step, and a hang to last 0 s.
 
 1. The first identity record of an attempt's ranks has both clocks, and thus their difference at that time.
 2. An event's monotonic time plus that difference is its time without the setback. The event gets this time if it is

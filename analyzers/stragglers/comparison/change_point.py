@@ -1,17 +1,20 @@
-"""Change points: small lasting slowdowns of a rank against its own past, relative to its peers.
+"""Change points: find ranks that became slower than their peers during the run, and stayed slower.
 
-    segments = find_changes(excess, own_ms, whole_ms)     # rank x observation; the same `Segment` as persistence
+    segments = find_changes(excess, own_ms, whole_ms)     # matrices [ranks, observations]; a list of `Segment`
 
-Healthy ranks differ permanently by up to a few percent, so the distance of a rank from its peers proves a slowdown of 2
-or 5 % only among many ranks. A lasting *change* of the distance proves it among few.
+Healthy ranks differ permanently by up to a few percent. To be 2 or 5 % slower than the peers is therefore proof of a
+slowdown only among many ranks. Among few ranks, the proof is a lasting *change* of the difference. Example: rank 2 is
+1 % slower than its peers up to step 100, and 4 % slower from step 101 on. The onset is step 101, and the effect is 3 %.
 
-1. Take the excess of each rank over its peers in the same observation (paired: common effects cancel out). Clip it at
-   a few times its noise, so that a pause counts as one observation.
-2. The test statistic is the mean after an onset minus the mean before it, in units of its noise, maximised over all
-   onsets. This is the generalised likelihood ratio of a change of unknown size and time (CUSUM is its running form).
-   The limit grows with the number of ranks and onsets tried.
+1. Take the excess of each rank's time over its peers' in the same observation, so that common effects cancel out. Clip
+   it at a few times its noise, so that a long pause weighs no more than another outlier.
+2. Try all onsets. The test statistic of an onset is the mean after it minus the mean before it, in units of the noise
+   of this difference. The onset with the largest statistic is taken. This is the generalised likelihood ratio of a
+   change of unknown size and time (CUSUM is its running form). The limit grows with the number of ranks and onsets.
 3. Noise is not white on a shared machine. Its size is measured over windows of several lengths, and the largest counts.
-4. No other rank may have changed as much, and no window of similar length elsewhere may come near the effect.
+4. The effect must exceed a multiple of the largest rise of another rank at the same onset. It must also exceed a
+   multiple of the largest deviation of a window of similar length, on any rank before the onset or on another rank
+   after it.
 5. The rank's own time must have grown. With a single peer, this separates a slower rank from a faster peer.
 
 Only slowdowns that last to the newest observation are found.
@@ -33,12 +36,12 @@ from analyzers.stragglers.policy import ChangePolicy, StragglerPolicy
 __all__ = ["crowding", "find_changes", "steps_for_crowding"]
 
 _GROUP_SAMPLES = 9
-"""Maximum number of observations in a group from which its median is taken."""
+"""The median of a group of observations is computed from at most this many of them."""
 _WINDOWS = (1, 2, 4, 8)
 """Lengths of the windows over which noise is measured."""
 MAX_OBSERVATIONS = 2_000
-"""Maximum number of observations; longer histories are averaged in groups, and an onset is then known only to the
-group.
+"""Maximum number of values per rank. Longer histories are replaced by medians of groups: 5,000 observations by medians
+of 3. An onset is then known to within one group.
 """
 
 Floats = npt.NDArray[np.float64]
@@ -99,14 +102,19 @@ def _num_required(effect: float, noise_of_work: float, noisy: list[tuple[int, fl
 
 
 def crowding(whole_ms: Matrix) -> float:
-    """Noise of one observation of all own work, as a ratio. Changes that all ranks share are not part of it."""
+    """Noise of a rank's total time of own work in one observation, as a ratio: 0.05 if it typically varies by 5 %.
+
+    Variation that all ranks share is removed first.
+    """
     logs = np.log(np.maximum(whole_ms, 1e-6)).astype(np.float64)
     return difference_sigma(logs - np.median(logs, axis=0, keepdims=True))
 
 
 def steps_for_crowding(noise_of_work: float, policy: StragglerPolicy) -> int:
-    """Number of steps that a slowdown must last at this noise of all own work: on a busy machine a burst of another job
-    lasts up to twenty steps, and may affect only one phase.
+    """Return how many steps a slowdown must last at a given noise (`crowding`).
+
+    More are required on a busy machine, where a burst of another job lasts up to twenty steps and may affect only one
+    phase.
     """
     is_crowded = noise_of_work >= SHARED.doubled_factor * policy.change.calm_noise_ratio
     return policy.persistence.min_length_ended if is_crowded else SHARED.min_steps
@@ -145,7 +153,7 @@ def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
         means = values[:, : count * length].reshape(len(values), count, length).mean(axis=2)
         steps = np.abs(np.diff(means, axis=1))
         deviation = difference_sigma(means)
-        if steps.size >= 30:  # with enough values, changes that many ranks show now and then count as noise, too
+        if steps.size >= 30:  # enough for a 90th percentile, which also counts occasional changes of many ranks
             deviation = max(deviation, float(np.quantile(steps, 0.9)) / 1.645 / math.sqrt(2))
         found.append((length, max(found[-1][1], deviation * math.sqrt(length))))
     return found
@@ -177,7 +185,12 @@ def _uncertainty(per_window: list[tuple[int, float]], onset: int, total: int) ->
 def _judge(
     values: Floats, clipped: Floats, row: int, onset: int, per_window: list[tuple[int, float]], policy: ChangePolicy
 ) -> Segment | None:
-    """Test a change: its size, agreement and precedents, and its peers."""
+    """Return the change of a row at an onset as a `Segment`, or None if a test fails.
+
+    The change must be large enough. Nearly all blocks of steps after the onset must be slower than the middle between
+    the levels before and after (agreement). The peers must have changed less, and no earlier deviation may come near
+    the change (`_precedent`).
+    """
     before, after = np.median(values[:, :onset], axis=1), np.median(values[:, onset:], axis=1)
     change = after - before
     effect = float(change[row])
@@ -201,8 +214,11 @@ def _judge(
 
 
 def _precedent(values: Floats, row: int, onset: int, length: int) -> float:
-    """Return the effect that a change must exceed: a multiple of the largest deviation of a window of this length from
-    its rank's mean before the onset. After the onset only rises of the other ranks count."""
+    """Return the effect that a change must exceed: a multiple of the largest deviation of a window of similar length.
+
+    A window's deviation is its mean minus the mean of the same rank before the onset. Before the onset, deviations of
+    all ranks count in both directions. After it, only rises of the other ranks count.
+    """
     length = min(length, max(SHARED.min_steps, onset // 3), 100)
     largest, number = 0.0, 0
     for first, last, without in ((0, onset, -1), (onset, values.shape[1], row)):

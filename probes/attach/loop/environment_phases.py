@@ -4,10 +4,11 @@
     undo = environments.patch(imports)
 
 The phase is one span from the first action after an update to the start of training: an action may take only
-microseconds, too short for a separate span. It includes the policy that chooses the actions. Environments of known
-libraries are recognised by base classes and wrappers. Other environments are recognised by the policy: a torch
-distribution that scores its own sample without a gradient, as PPO does for each action and REINFORCE for its loss
-(variational models use `rsample`).
+microseconds, too short for a separate span. It includes the policy that chooses the actions.
+
+Environments of known libraries are recognised by base classes and wrappers. Other environments are recognised by the
+policy, a torch distribution: the loop calls its `sample`, and later its `log_prob` with values that need no gradient.
+PPO does this for each action, and REINFORCE to compute its loss. Variational models call `rsample` and do not match.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record saves in an attached loop as phase `checkpoint`: torch, safetensors, numpy, torch.distributed.checkpoint.
+"""Record when a user's loop saves, as phase `checkpoint`: with torch, safetensors, numpy, torch.distributed.checkpoint.
 
 saves = Saves(phases)
 saves.patch(imports)

@@ -1,12 +1,13 @@
-"""Pieces of a step that TRL's trainers name themselves, as phases: generation, reward, log_probs, sync_weights.
+"""Record parts of a step of TRL's trainers as phases: generation, reward, log_probs, sync_weights.
 
     pieces = TrlPhases(phases)
     pieces.patch(imports)
 
 GRPO and its relatives do most of a step's work before the first forward pass that trains: they sample completions,
-score them, and compute log-probabilities under the old and the reference model. They wrap each piece in TRL's
-`ProfilingContext`, which gives its name to trackers; here it goes to the tapes. In other loops Transformers' `generate`
-is the phase `generation`. These are custom phases, so they lie in a gap of the step.
+score them, and compute log-probabilities under the old and the reference model. They wrap each part in TRL's
+`ProfilingContext`, which reports the part's name to experiment trackers. Here the name becomes a phase on the tapes. In
+other loops Transformers' `generate` is the phase `generation`. As these phases are not among a step's fixed ones (data,
+forward, backward, ...), their time also counts as the gap between the fixed phases around them.
 """
 
 from __future__ import annotations

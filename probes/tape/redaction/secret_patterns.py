@@ -33,7 +33,7 @@ _QUOTE = r"\\?(?:[\"'“]|&quot;|&#3[49];)"
 _GAP = r"(?:\s|\\[rn]){1,20}"
 _MARK = r"\\?[\"']"
 _MIXED = r"(?=[^\s\"'\\]{0,200}\d)[^\s\"'\\]"
-"""One character of a value that contains a digit; to be repeated."""
+"""Pattern of a value with a digit in its first 201 characters. A quantifier must follow: `{4,500}`."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret")
 
@@ -160,7 +160,7 @@ _RARE_WORDS = (
 )  # fmt: skip
 _SEARCHED = re.compile(_WORDS)
 _SEARCHED_RARE = re.compile(f"{_WORDS}|{'|'.join(map(re.escape, _RARE_WORDS))}")
-"""Matches a word of each pattern above, including rare words, which would make a search line by line slower."""
+"""Finds a word of any pattern above, also the rare ones. It is slower, so it searches only texts with a rare word."""
 _PRIVATE_KEY = re.compile(r"(?s)(?P<keep>-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----).{1,20000}?(?=-----END|\Z)")
 _PUTTY_KEY = re.compile(
     r"(?P<keep>Private-Lines: \d{1,4}(?:\\[rn]|\s){1,4})[\w+/=]{8,}(?:(?:\\[rn]|\s){1,4}(?!Private)[\w+/=]{8,})*"
@@ -194,7 +194,7 @@ def _within_lines(text: str) -> Iterator[str]:
     while (found := words.search(text, done)) is not None:
         begin = max(done, text.rfind("\n", 0, found.start()) + 1)
         end = _end_of_line(text, _end_of_line(text, found.end()))
-        # a word in the last line of the piece adds the line after it
+        # if the last line of the piece has a word, the piece is extended by the next line
         while (again := words.search(text, max(begin, text.rfind("\n", 0, end - 1) + 1), end)) is not None:
             if end == (end := _end_of_line(text, _end_of_line(text, again.end()))):
                 break
@@ -221,7 +221,7 @@ def _without_value(match: re.Match[str]) -> str:
     if _NUMBER.fullmatch(value) and not _PASSWORD_NAME.search(name):
         return match[0]
     if name.lower().endswith("pwd") and value.startswith(("/", "~", "$")):
-        return match[0]  # the working directory
+        return match[0]  # PWD or OLDPWD: a working directory, not a password
     return match["keep"] + REDACTED
 
 

@@ -75,8 +75,10 @@ def host_of_log(path: Path) -> str | None:
 
 
 def _host_of_folder(path: Path) -> str | None:
-    """The name of a file's folder if it is the name of a host. Its form may show this, or a sibling folder with a file
-    of the same name.
+    """The name of a file's folder if it is the name of a host, otherwise None.
+
+    It counts as a host if it looks like one (`gpu-07`), or if a sibling folder whose name differs only in numbers has a
+    file of the same name.
     """
     folder = path.parent
     if not _WITH_NUMBER.match(folder.name) or _NO_HOST.match(folder.name):

@@ -68,7 +68,8 @@ _GROUP = re.compile(r"\(\?P<(\w+)>")
 
 
 def _any_of(parts: Iterable[str]) -> tuple[re.Pattern[str], dict[str, dict[str, str]]]:
-    """Join parts into one pattern. Return the pattern, and the named groups of each part by the part's group."""
+    """Join parts into one pattern in which each part is a group. Return the pattern, and the named groups of each part:
+    {"part0": {"rank0": "rank"}} if the first part has the group `rank`, which is `rank0` in the pattern."""
     parts = list(parts)
     groups = {f"part{place}": {f"{name}{place}": name for name in _GROUP.findall(part)}
               for place, part in enumerate(parts)}  # fmt: skip
@@ -170,7 +171,7 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
 
 
 def start_after_bar(text: str, at: int) -> int:
-    """Offset after `at` at which a torch log line begins after a progress bar; 0 if there is none."""
+    """Index in `text`, from `at` on, where a torch log line follows a progress bar; 0 if there is none."""
     match = _AFTER_BAR.search(text, at) if "[" in text[at:] else None
     return match.start() if match else 0
 

@@ -128,7 +128,7 @@ class ResponsiveHandler(RendezvousHandler):
 
 
 def _in_thread(call: Callable[[], Any]) -> queue.SimpleQueue[Any]:
-    """Run a call that may never end in a thread; returns the queue for its result or exception."""
+    """Run a call in a thread, because it may never return. Returns the queue that receives its result or exception."""
     outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def run() -> None:

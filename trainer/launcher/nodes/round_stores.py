@@ -1,11 +1,11 @@
-"""Make nodes that join later rendezvous rounds find the ranks' store, the run and the attempt.
+"""Let nodes that join in a later rendezvous round find the ranks' store, the run and the attempt.
 
     follow_rounds(handler)      # torch's c10d handler, before its first round; in `rankscope run`
     give_each_round_a_store()   # in `rankscope train`, whose ranks need no store that outlives a round
 
 torch 2.13 keeps one store for the ranks over all rounds and publishes its address only in the first: a node that joins
 later waits for it until a timeout, and nodes whose leader changed keep the old address. So the first node of each round
-publishes its address, and the others read it.
+publishes the address of the round's store, and the others read it.
 
 Ranks find their run and attempt by themselves (`probes.attach.launch.joining`). Launchers' pids and restart counts
 cannot identify a round, because after the first round they differ between nodes. So ranks are given a name for the

@@ -42,8 +42,8 @@ __all__ = ["STALLED_HOLD_S", "STATES", "NodeMetrics"]
 STATES = (*LIVE_WORDS, "finished", "preempted", "interrupted", "failed", "given up", "fenced", "died", "empty")
 SLOW_EVERY_S = 15.0
 STALLED_HOLD_S = 10.0
-"""Seconds for which a run counts as stalled after a reported hang was first measured: recovery takes a second or two,
-which a scrape might miss. Two scrape intervals of `grafana/prometheus/prometheus.yml`.
+"""A run counts as stalled for at least this many seconds from when a hang is first measured. Recovery takes only a
+second or two, which a scrape might miss. Two scrape intervals of `grafana/prometheus/prometheus.yml`.
 """
 
 
