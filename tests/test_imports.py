@@ -8,7 +8,7 @@
     dashboard   imports analyzers, store and probes
     rankscope   imports what a command needs, when it needs it; no package imports rankscope
 
-No module imports itself through others: there is no circle, not within a package either, and none between its folders.
+No module imports itself through others, not even for types: there is no circle within a package or between its folders.
 
 A rule that has to give way does so in one of the tables below, with its reason.
 """
@@ -91,15 +91,15 @@ def all_modules() -> list[Path]:
 
 
 @functools.cache
-def imports_in(source: str, path: str, *, members: bool = False) -> tuple[Import, ...]:
-    """Every import of a module, inside functions too; those for the type checker alone don't count.
+def imports_in(source: str, path: str, *, members: bool = False, with_types: bool = False) -> tuple[Import, ...]:
+    """Every import of a module, inside functions too; those for the type checker alone count only `with_types`.
 
     With `members`, `from a import b` is reported as `a.b`. Several rules read each module.
     """
-    return tuple(_imports_in(source, path, members=members))
+    return tuple(_imports_in(source, path, members=members, with_types=with_types))
 
 
-def _imports_in(source: str, path: str, *, members: bool) -> Iterator[Import]:
+def _imports_in(source: str, path: str, *, members: bool, with_types: bool) -> Iterator[Import]:
     pending: list[ast.AST] = [ast.parse(source, filename=path)]
     while pending:
         node = pending.pop()
@@ -110,7 +110,7 @@ def _imports_in(source: str, path: str, *, members: bool) -> Iterator[Import]:
             base = _target(node, path)
             for target in [f"{base}.{alias.name}" for alias in node.names] if members else [base]:
                 yield Import(path=path, line=node.lineno, target=target, relative=node.level > 0)
-        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+        elif isinstance(node, ast.If) and _is_type_checking(node.test) and not with_types:
             pending.extend(node.orelse)
         else:
             pending.extend(ast.iter_child_nodes(node))
@@ -145,12 +145,13 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in all_modules()}
 
 
-def _import_graph() -> dict[str, set[str]]:
+def _import_graph(*, with_types: bool = False) -> dict[str, set[str]]:
     """{module: the modules that it imports}; a package that is only passed through does not count."""
     graph: dict[str, set[str]] = {}
     for name, path in MODULES.items():
         graph[name] = set()
-        for found in imports_in(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix(), members=True):
+        source, where = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
+        for found in imports_in(source, where, members=True, with_types=with_types):
             target = found.target if found.target in MODULES else found.target.rpartition(".")[0]
             if target != name and not name.startswith(f"{target}."):
                 graph[name].add(target)
@@ -191,9 +192,8 @@ def fail_on_circle(graph: dict[str, set[str]]) -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    fail_on_circle(
-        {name: {found for found in targets if found in MODULES} for name, targets in _import_graph().items()}
-    )
+    graph = _import_graph(with_types=True)
+    fail_on_circle({name: {found for found in targets if found in MODULES} for name, targets in graph.items()})
 
 
 def folder_of(module: str) -> str:

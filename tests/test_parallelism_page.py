@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config.load import load_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 
 PAGE = Path(__file__).parent.parent / "docs" / "parallelism.md"
 SNIPPETS = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

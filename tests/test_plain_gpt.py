@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.cost.plain_gpt import PlainLoop, configuration, summary
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.build import build
 from trainer.training.optimizer import learning_rate
 

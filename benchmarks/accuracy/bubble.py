@@ -49,7 +49,7 @@ from probes.tape.format.reader import read_segment, segment_paths
 from probes.tape.format.schema import UNSET
 from probes.tape_recorder import TapeRecorder
 from trainer.config.config import Config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.rank.instrument import instrument
 from trainer.training.build import build
 

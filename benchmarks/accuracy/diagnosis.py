@@ -35,7 +35,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from analyzers.finding import Finding
 from analyzers.numerics.nonfinite import WITHIN_GROUP
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
-from benchmarks.accuracy.diagnosis_summary import analyses_of, offered, print_table, summarize
+from benchmarks.accuracy.diagnosis_summary import Outcome, analyses_of, offered, print_table, summarize
 from benchmarks.accuracy.labelled import EXPECTED, Case, Expected, make
 from benchmarks.harness import argument_parser, write_json
 from probes.tape.rundir import RunDir
@@ -59,39 +59,6 @@ ALARMS = frozenset(kind for expected in EXPECTED.values() for kind in expected.k
 """Kinds of findings about problems: on a clean run they are false alarms. Other analyzers (bubble, communication,
 goodput, ...) report measurements, which are counted by kind and are not alarms."""
 _MEASURES = ("bubble",)
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """Outcome of a case."""
-
-    fault: str
-    seed: int
-    index: int
-    layout: str
-    num_ranks: int
-    truth_ranks: list[int]
-    onset: int
-    ending: str
-    seen: bool = False
-    kind: bool = False
-    rank: bool = False
-    cause: bool = False
-    place: bool = False
-    among: bool = False
-    suspect: bool = False
-    contradiction: str = ""
-    """A verdict of no problems together with a what-if gain beyond its error."""
-    wrong: int = 0
-    wrong_kinds: list[str] = field(default_factory=list)
-    right: int = 0
-    insufficient: bool = False
-    steps: int | None = None
-    seconds: float = 0.0
-    diagnose_s: float = 0.0
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    error: str = ""
-    device: str = "cpu"
 
 
 def judge(case: Case) -> Outcome:

@@ -9,17 +9,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from analyzers.analysis import Analysis, analyses
 from benchmarks.accuracy.labelled import EXPECTED, Expected
 
-if TYPE_CHECKING:
-    from benchmarks.accuracy.diagnosis import Outcome
-
-__all__ = ["analyses_of", "offered", "print_table", "summarize", "wilson"]
+__all__ = ["Outcome", "analyses_of", "offered", "print_table", "summarize", "wilson"]
 
 _COUNTED = ("seen", "kind", "rank", "cause", "place", "among", "suspect", "wrong")
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Outcome of a case."""
+
+    fault: str
+    seed: int
+    index: int
+    layout: str
+    num_ranks: int
+    truth_ranks: list[int]
+    onset: int
+    ending: str
+    seen: bool = False
+    kind: bool = False
+    rank: bool = False
+    cause: bool = False
+    place: bool = False
+    among: bool = False
+    suspect: bool = False
+    contradiction: str = ""
+    """A verdict of no problems together with a what-if gain beyond its error."""
+    wrong: int = 0
+    wrong_kinds: list[str] = field(default_factory=list)
+    right: int = 0
+    insufficient: bool = False
+    steps: int | None = None
+    seconds: float = 0.0
+    diagnose_s: float = 0.0
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+    device: str = "cpu"
 
 
 def analyses_of(expected: Expected) -> list[Analysis]:

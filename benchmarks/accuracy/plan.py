@@ -29,7 +29,7 @@ from probes.tape.rundir import RunDir
 from store import Store
 from trainer.config.config import Config
 from trainer.config.load import load_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.initial_weights import initialise
 from trainer.model.transformer import Attention, Transformer

@@ -26,7 +26,7 @@ from benchmarks.cost.allocator import allocated
 from trainer.checkpoint.state import local_tensors, training_tensors
 from trainer.config.config import Config
 from trainer.data.batches import Batch
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.build import build
 
 __all__ = ["RankMeasured", "measure_layout", "measured_rank"]

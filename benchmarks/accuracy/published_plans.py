@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.harness import markdown_head, markdown_row
 from trainer.config.config import Config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.expected import Expected, expect
 from trainer.plan.hardware import parse_hardware
 from trainer.plan.strategies import Strategies, strategies

@@ -38,7 +38,7 @@ from tests.trainer.training_runs import LossRecorder, RunResult
 from trainer.checkpoint import attempt_fence
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.rank.instrument import instrument
 from trainer.rank.loop import train
 from trainer.rank.session import make_session

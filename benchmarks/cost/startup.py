@@ -63,7 +63,7 @@ def _start(job: str, results: Connection) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from trainer.config.load import load_config
-    from trainer.layout.plan import resolve
+    from trainer.layout.resolve import resolve
     from trainer.presets import config_path
     from trainer.training.build import build
 

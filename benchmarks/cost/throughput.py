@@ -58,7 +58,7 @@ from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from trainer.config.config import Config
 from trainer.data.mixture import TokenSource
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.size import flops_per_token, num_parameters
 from trainer.rank.instrument import instrument, record_compilation
 from trainer.rank.loop import steps

@@ -44,7 +44,7 @@ from trainer.config.config import Config
 from trainer.config.load import load_config
 from trainer.guard.recovery import Recovery
 from trainer.guard.state_copies import StateCopies
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.size import num_parameters
 from trainer.rank.instrument import instrument
 from trainer.rank.loop import Session, steps

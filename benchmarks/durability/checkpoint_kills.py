@@ -73,7 +73,7 @@ def run_rank(folder: Path, rank: int, world_size: int, attempt: int, steps: int,
     from probes.tape_recorder import TapeRecorder
     from trainer.config.config import Config
     from trainer.guard.recovery import Recovery
-    from trainer.layout.plan import resolve
+    from trainer.layout.resolve import resolve
     from trainer.rank.loop import Session, train
     from trainer.training.build import build
 

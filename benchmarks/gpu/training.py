@@ -24,7 +24,7 @@ _SLICE = ["--dim", "4096", "--layers", "4", "--heads", "32", "--vocab", "128256"
 _PEAK = """
 import json
 from trainer.config.load import load_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.footprint.memory import rank_memory
 from trainer.training.build import build
 start()

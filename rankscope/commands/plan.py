@@ -97,7 +97,7 @@ def plan(
     if failures is not None and not tokens:
         fail("--failures: needs --tokens, for example --tokens 300B")
     from trainer.config.load import ConfigError, load_config
-    from trainer.layout.plan import resolve
+    from trainer.layout.resolve import resolve
     from trainer.plan.anti_patterns import anti_patterns
     from trainer.plan.calibration import calibrate as measure
     from trainer.plan.calibration import calibrated, calibrated_strategies

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from trainer.config.config import Config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.build import build
 
 TINY: dict[str, dict[str, Any]] = {

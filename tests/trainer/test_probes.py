@@ -29,7 +29,7 @@ from tests.trainer.layouts import tiny
 from trainer.checkpoint.state import local_tensors, training_tensors
 from trainer.config.config import Config
 from trainer.guard.recovery import Recovery
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.traffic import rank_traffic
 from trainer.rank.instrument import instrument, watch_experts
 from trainer.rank.loop import Session, train

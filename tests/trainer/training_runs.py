@@ -24,7 +24,7 @@ from trainer.data.batches import Batch
 from trainer.faults.inject import arm
 from trainer.faults.options import parse_fault
 from trainer.guard.recovery import Recovery
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.rank.late_verdict import late_verdict
 from trainer.rank.loop import Session, train
 from trainer.training.build import build

@@ -45,7 +45,7 @@ from trainer.launcher.processes.rank_processes import RankProcesses
 from trainer.launcher.recorded_ends import failure_of, record_exit, record_stop, was_stopped
 from trainer.launcher.requested_exclusion import refusal
 from trainer.launcher.stop_signals import StopSignals
-from trainer.layout.plan import fitting_world
+from trainer.layout.resolve import fitting_world
 from trainer.stop_budget import rank_grace_s
 from trainer.torch_compat import Store
 from watch.exclusion.request import RequestFile

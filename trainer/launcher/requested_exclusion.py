@@ -6,7 +6,7 @@ refusal(config, request, num_available=4, leaving=1)      # "" if it can, else t
 from __future__ import annotations
 
 from trainer.config.config import Config
-from trainer.layout.plan import fitting_world
+from trainer.layout.resolve import fitting_world
 from watch.exclusion.request import ExclusionRequest
 
 __all__ = ["refusal"]

@@ -31,7 +31,8 @@ from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path
 from trainer.launcher.remote_checkpoints import fetch_run
 from trainer.launcher.resume import Resumed, check_finished, next_attempt, prepare, reset_guard
 from trainer.launcher.supervise import supervise
-from trainer.layout.plan import MESH_DIMS, Plan, fitting_world, resolve
+from trainer.layout.plan import MESH_DIMS, Plan
+from trainer.layout.resolve import fitting_world, resolve
 from watch.digests.job_secret import create_job_secret
 
 if TYPE_CHECKING:

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
-
-if TYPE_CHECKING:
-    from trainer.layout.plan import Plan
+from trainer.layout.plan import Plan
 
 __all__ = ["CHECKS"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.config.load import ConfigError, changed_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.expected import HEADROOM, Expected
 from trainer.plan.footprint.memory import worst_rank_memory
 from trainer.plan.hardware import Hardware

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.load import ConfigError, changed_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.expected import Expected, expect
 from trainer.plan.hardware import Hardware
 from trainer.plan.strategies import Strategies

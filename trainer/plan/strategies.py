@@ -19,7 +19,7 @@ from typing import Any
 
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, changed_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.expected import Expected, expect
 from trainer.plan.hardware import Hardware
 from trainer.plan.what_would_fit import what_would_fit

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, changed_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.size import num_parameters
 from trainer.plan.expected import HEADROOM, Expected, expect
 from trainer.plan.hardware import Hardware

@@ -29,7 +29,8 @@ from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint import attempt_fence as fence
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
-from trainer.layout.plan import Plan, resolve
+from trainer.layout.plan import Plan
+from trainer.layout.resolve import resolve
 from trainer.model.size import flops_per_token
 from trainer.model.transformer import Transformer
 from trainer.plan.manifest import planned

@@ -54,7 +54,8 @@ from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PR
 from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
 from trainer.host_threads import set_host_threads
-from trainer.layout.plan import Plan, resolve
+from trainer.layout.plan import Plan
+from trainer.layout.resolve import resolve
 from trainer.presets import config_path
 from trainer.rank.forked import use_device
 from trainer.rank.instrument import instrument, record_compilation

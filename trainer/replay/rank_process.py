@@ -21,7 +21,7 @@ from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
 from trainer.host_threads import set_host_threads
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.replay.session import REQUEST_NAME
 from trainer.replay.step_replay import replay_target
 from trainer.replay.target import Target

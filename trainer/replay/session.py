@@ -30,7 +30,8 @@ from store import Store
 from trainer.config.config import Config
 from trainer.config.launch_folder import enter_launch_folder
 from trainer.config.load import changed_config
-from trainer.layout.plan import Plan, resolve
+from trainer.layout.plan import Plan
+from trainer.layout.resolve import resolve
 from trainer.replay.target import ReplayError, Target, find_target
 
 __all__ = ["REQUEST_NAME", "ReplayReport", "replay_step"]

@@ -121,7 +121,7 @@ def test_a_signature_covers_each_part_of_the_state() -> None:
 
 
 def test_the_order_of_the_data_has_one_of_each_position(tmp_path: Path) -> None:
-    from trainer.layout.plan import resolve
+    from trainer.layout.resolve import resolve
     from trainer.training.build import build
 
     config = small()

@@ -16,7 +16,7 @@ from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.checkpoint.export import export, export_llama, find_checkpoint, proven_step
 from trainer.guard.ledger_file import save_ledger
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.llama_names import to_llama
 from trainer.training.build import build
 

@@ -10,7 +10,7 @@ import pytest
 from probes.tape.redaction.secrets import redacted_command
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, given_settings, load_config, usable_settings
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 
 
 def test_defaults_are_a_configuration() -> None:

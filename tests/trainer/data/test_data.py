@@ -22,7 +22,7 @@ from trainer.data.batches import Batch, BatchStream
 from trainer.data.corpus import Corpus, open_corpus
 from trainer.data.permutation import permute
 from trainer.data.prefetch import Prefetcher
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.build import build
 from watch.processes import is_alive
 

@@ -12,7 +12,7 @@ from trainer.drills.scenario import PAIRS, DrillError, choose_faults, plan_drill
 from trainer.faults.catalogue import CATALOGUE, MESHES, NOT_DRILLED
 from trainer.faults.inject import ARM
 from trainer.faults.options import parse_fault
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 
 CONFIG = Config()
 

@@ -18,7 +18,8 @@ from tests.processes import run_ranks
 from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, small, with_steps
 from trainer.faults.options import FaultError
 from trainer.guard.integrity import replica_group
-from trainer.layout.plan import Plan, resolve
+from trainer.layout.plan import Plan
+from trainer.layout.resolve import resolve
 
 STEPS = 12
 CLEAN_STEPS = 4

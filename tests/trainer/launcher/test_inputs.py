@@ -19,7 +19,7 @@ from trainer.config.config import Config
 from trainer.config.load import ConfigError
 from trainer.launcher.inputs import check_memory
 from trainer.launcher.start import Options, launch_run
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.size import num_parameters
 
 

@@ -21,7 +21,7 @@ from tests.factories import RankWriter, empty_run
 from tests.waiting import wait_for
 from trainer.config.config import Config
 from trainer.launcher.terminal import progress
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 
 STEPS = 200
 

@@ -13,7 +13,7 @@ from probes.tape_recorder import TapeRecorder
 from store import Store
 from tests.trainer.layouts import tiny
 from trainer.config.config import ModelConfig
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.compiling import compile_blocks, is_compiled
 from trainer.model.initial_weights import initialise

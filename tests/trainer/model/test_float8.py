@@ -15,7 +15,7 @@ from tests.trainer.layouts import Outcome, tiny, train_alone, train_layouts
 from tests.trainer.training_runs import RunResult, run_loop, small
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.compiling import compile_blocks
 from trainer.model.float8 import check_float8, convert_to_float8, is_converted

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
 from trainer.config.config import Config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model import initial_weights
 from trainer.model.initial_weights import initialise
 from trainer.model.transformer import Transformer

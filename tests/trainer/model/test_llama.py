@@ -16,7 +16,7 @@ from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
 from trainer.config.config import ModelConfig
 from trainer.config.load import ConfigError
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.initial_weights import initialise
 from trainer.model.llama_names import from_llama, llama_config, to_llama
 from trainer.model.transformer import Transformer

@@ -10,7 +10,7 @@ import torch
 
 from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.replay.triage import replay
 from trainer.training.build import build
 from trainer.training.rank_training import Training

@@ -16,7 +16,7 @@ from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, tiny, train_layouts
 from tests.trainer.training_runs import RunResult, run_loop, small
 from trainer.config.load import ConfigError
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.footprint.weights import rank_units
 from trainer.plan.traffic import rank_traffic
 from trainer.training.build import build

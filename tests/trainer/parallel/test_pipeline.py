@@ -10,7 +10,8 @@ from tests.depth import later, tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 from trainer.config.load import ConfigError
-from trainer.layout.plan import resolve, split_layers
+from trainer.layout.plan import split_layers
+from trainer.layout.resolve import resolve
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rankscope.cli import app
 from tests.factories import empty_run, make_run
 from trainer.config.load import ConfigError, load_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.calibration import calibrate, calibrated
 from trainer.plan.cost.budget import training_cost
 from trainer.plan.cost.compute_optimal import compute_optimal, within_budget

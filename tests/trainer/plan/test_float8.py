@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rankscope.cli import app
 from tests.trainer.plan.test_plan import on
 from trainer.config.load import load_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.float8 import convert_to_float8, is_converted
 from trainer.model.transformer import Transformer
 from trainer.plan.float8 import float8_products

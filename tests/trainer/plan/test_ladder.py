@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rankscope.cli import app
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, load_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.anti_patterns import anti_patterns
 from trainer.plan.expected import expect
 from trainer.plan.hardware import Hardware, named_hardware, parse_hardware

@@ -20,7 +20,7 @@ from rankscope.cli import app
 from tests.trainer.layouts import tiny
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, load_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.model.initial_weights import initialise
 from trainer.model.size import num_parameters
 from trainer.model.transformer import Transformer

@@ -17,7 +17,7 @@ from tests.processes import run_ranks
 from tests.trainer.plan.test_plan import EXPERTS, MODEL, settings
 from tests.waiting import wait_for
 from trainer.config.load import load_config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.footprint.memory import rank_memory
 from trainer.training.build import build
 

@@ -16,7 +16,7 @@ from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
 from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.state import rng_state
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.rank.loop import Session
 from trainer.replay.origin import Origin, OriginWatch
 from trainer.replay.samples import describe, differing_rows

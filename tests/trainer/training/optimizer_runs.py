@@ -12,7 +12,7 @@ import torch
 
 from trainer.checkpoint.state import training_tensors
 from trainer.config.config import Config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.build import build
 from trainer.training.rank_training import Training
 

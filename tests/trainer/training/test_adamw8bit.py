@@ -15,7 +15,7 @@ from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.checkpoint.state import training_tensors
 from trainer.config.config import Config
 from trainer.layout.constraints import CODES_BLOCK
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.adamw8bit import BLOCK, STATE_KEYS, AdamW8bit, _coded, _read
 from trainer.training.build import build
 from trainer.training.rank_training import Training

@@ -11,7 +11,7 @@ from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
 from trainer.config.load import ConfigError
 from trainer.data.corpus import Corpus
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.build import build, pick_backend, pick_device
 from trainer.training.rank_training import Training
 

@@ -11,7 +11,7 @@ import torch
 from tests.depth import later, tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, tiny, train_alone, train_layouts
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.build import build
 
 pytestmark = pytest.mark.timeout(300)

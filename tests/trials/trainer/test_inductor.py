@@ -16,7 +16,7 @@ import torch
 from benchmarks.cost.kernels import kernels_a_step
 from tests.processes import run_ranks
 from tests.trainer.layouts import compare, tiny, train_layouts
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.build import build
 
 pytestmark = [pytest.mark.trial(times=1), pytest.mark.timeout(3000)]

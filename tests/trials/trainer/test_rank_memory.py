@@ -13,7 +13,7 @@ from benchmarks.accuracy.plan_ranks import REPEATS
 from tests.processes import run_ranks
 from tests.trainer.plan.test_plan import settings
 from tests.trainer.plan.test_rank_memory import EP_FSDP, MEASURED, measured, of_experts
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.plan.footprint.memory import rank_memory
 
 

@@ -27,7 +27,7 @@ from trainer.checkpoint.disk_tier.loading import LoadError
 from trainer.checkpoint.disk_tier.manifest import MANIFEST_NAME, CheckpointError, FileDigest, StorageError
 from trainer.checkpoint.state import training_tensors
 from trainer.config.config import Config
-from trainer.layout.plan import resolve
+from trainer.layout.resolve import resolve
 from trainer.training.build import build
 from trainer.training.rank_training import Training
 
