@@ -109,9 +109,9 @@ def _on_lost_daemon(candidate: Candidate, book: LogBook) -> Candidate:
                    evidence={**candidate.evidence, "host": node})  # fmt: skip
 
 
-def _with_network_event(candidate: Candidate, book: LogBook, policy: DeviceEvidencePolicy | None = None) -> Candidate:
+def _with_network_event(candidate: Candidate, book: LogBook) -> Candidate:
     """Add the first network event near the time at which a wait that timed out began."""
-    limit_ns = (policy or DeviceEvidencePolicy()).before_s * 1e9
+    limit_ns = DeviceEvidencePolicy().before_s * 1e9
     waits = [entry for entry in candidate.lines if entry.wall_ns is not None and entry.number("ran_ms")]
     if not waits:
         return candidate

@@ -36,8 +36,8 @@ class DoneCallbacks:
         self._groups: list[Any] = []
 
     def add(self, future: Any, callback: Callable[[Any], None]) -> None:
-        """Call `callback` with `future` when it is done. Each needs a function of its own: torch frees it afterwards,
-        again with the GIL."""
+        """Call `callback` with `future` when it is done. Pass a new function each time: the callback is over once torch
+        has freed it, for which torch needs the GIL again."""
         self._futures[ref(callback, self._freed)] = future
         future.add_done_callback(callback)
 

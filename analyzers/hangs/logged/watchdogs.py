@@ -257,12 +257,12 @@ def _different_calls(book: LogBook, members: Mapping[int, Wait], least: int) -> 
              for wait in sorted(members.values(), key=lambda wait: wait.seq)}  # fmt: skip
     shown = ", ".join(f"{ranks_text(ranks)} in {call}" for call, ranks in [*calls.items()][:4])
     more = f" and {len(calls) - 4} other calls" if len(calls) > 4 else ""
-    is_one = all(wait.group for wait in members.values())
+    are_groups_known = all(wait.group for wait in members.values())
     return _candidate(
         "desync", fewer, members, is_proven=False,
-        what=f"Ranks wait in different calls{' of one group' if is_one else ''}: {shown}{more}{others}",
+        what=f"Ranks wait in different calls{' of one group' if are_groups_known else ''}: {shown}{more}{others}",
         why="the ranks did not make the same calls, or one of them stopped in an earlier one"
-        + ("" if is_one else "; not every line names its group, so these may be calls of several groups"),
+        + ("" if are_groups_known else "; not every line names its group, so these may be calls of several groups"),
     )  # fmt: skip
 
 
