@@ -6,10 +6,13 @@
 that has imported torch and the trainer (`tests.forked`): it starts in milliseconds and leaves nothing to the next one.
 A rank that fails, dies or misses the deadline fails the test with its traceback; its peers are killed by their pids.
 `worker` may replace the group: it calls `end_group()` first, and a group must exist when it returns.
+
+    process = start_function(worker, folder, 3)       # one process without a group
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import pickle
 import select
@@ -24,6 +27,11 @@ from typing import Any
 
 from tests.forked import ForkedPython
 
+_FUNCTION = """
+import base64, pickle, sys
+function, arguments = pickle.loads(base64.b64decode(sys.argv[1]))
+function(*arguments)
+"""
 _RANK = "import sys; from tests.processes import _rank_main; _rank_main(*sys.argv[1:])"
 
 
@@ -49,6 +57,12 @@ def run_ranks(
         assert not failures, "\n".join(failures)
         # Written by our own children a moment ago.
         return [pickle.loads((folder / f"rank-{number}.pkl").read_bytes()) for number in range(world_size)]  # noqa: S301
+
+
+def start_function(function: Callable[..., object], *arguments: Any) -> ForkedPython:
+    """Start a process that calls `function`, which must be importable by name; an exception is its exit code 1."""
+    call = pickle.dumps((function, arguments))
+    return ForkedPython(["-c", _FUNCTION, base64.b64encode(call).decode()])
 
 
 def end_group() -> None:

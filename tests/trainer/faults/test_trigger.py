@@ -8,9 +8,9 @@ run that nobody struck.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ from probes.tape.events import read_events
 from probes.tape.files.shared_memory import remove_shared
 from probes.tape.format.reader import read_segment, segment_paths
 from probes.tape.rundir import RunDir
-from tests.forking_server import PRELOADED
+from tests.processes import start_function
 from tests.trainer.training_runs import small, with_steps
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.checkpoint.disk_tier.manifest import read_manifest, verify_files
@@ -104,15 +104,13 @@ def _strike_in(phase: str, number: int) -> None:
 
 
 def _run(folder: Path, attempt: int, phase: str = "", number: int = 0) -> int:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, "trainer.rank.worker"])
-    process = context.Process(target=_worker, args=(folder, attempt, phase, number), daemon=True)
-    process.start()
-    process.join(60)
-    if process.exitcode is None:
-        os.kill(process.pid or 0, signal.SIGKILL)
-        raise AssertionError(f"attempt {attempt} did not end\n{(folder / 'rank.log').read_text()}")
-    return process.exitcode
+    process = start_function(_worker, folder, attempt, phase, number)
+    try:
+        return process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise AssertionError(f"attempt {attempt} did not end\n{(folder / 'rank.log').read_text()}") from None
 
 
 def _taken(folder: Path) -> dict[int, tuple[int, float]]:

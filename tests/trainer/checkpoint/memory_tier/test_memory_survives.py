@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -18,8 +17,7 @@ from probes.tape.events import read_events
 from probes.tape.files.shared_memory import SHARED_MEMORY, remove_shared, shared_folder, sweep_stale
 from probes.tape.rundir import RunDir
 from tests.fakes import ProcessEnd
-from tests.forking_server import PRELOADED
-from tests.processes import run_ranks
+from tests.processes import run_ranks, start_function
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.memory_tier.slots import Slot
 from trainer.checkpoint.state import Position
@@ -97,12 +95,7 @@ def _loaded(folder: Path, attempt: int = 1) -> list[tuple[str, int]]:
 
 def test_after_sigkill_the_newest_vetted_copy_is_gone_on_from(tmp_path: Path) -> None:
     """Killed after step 15: the copy of step 12 has just been vetted, the disk has step 8."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED])
-    process = context.Process(target=_killed, args=(tmp_path / "killed",), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    assert start_function(_killed, tmp_path / "killed").wait(60) == -signal.SIGKILL
     again = run_loop(_config(), tmp_path / "killed", rank=0, world_size=1, attempt=1)
     assert _loaded(tmp_path / "killed") == [("memory", 12)]
     assert min(again.losses) == 13
