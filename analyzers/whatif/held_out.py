@@ -4,13 +4,14 @@
 
 Replaying steps with their own durations reproduces the measurement even if the graph is wrong. Here every second step
 is replayed with the work of the step before it, rank by rank and place by place, and the result is compared with the
-measured times. Steps in which ranks make other calls than in the step before (an evaluation, a checkpoint) predict
-nothing and are left as they are.
+measured times. Steps in which ranks make other calls than in the step before, or of which only one has an evaluation or
+a checkpoint (it may make no call), predict nothing and are left as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from analyzers.whatif.simulate import Graph, Key, replay
 
@@ -27,9 +28,11 @@ def totals_of(graph: Graph, work_ms: Sequence[float]) -> dict[Key, tuple[float, 
     return {key: (total, calls[key[0], key[1]]) for key, total in found.items()}  # type: ignore[index]
 
 
-def held_out_error(graph: Graph, measured_ms: float) -> float | None:
+def held_out_error(
+    graph: Graph, measured_ms: float, extra: Mapping[tuple[int, int], object] = MappingProxyType({})
+) -> float | None:
     """Return the error of the prediction as a share of the time of the predicted steps. None if no step predicts
-    another. Pure."""
+    another. `extra`: {(rank, step): what it did besides training}, without steps that only trained. Pure."""
     work = totals_of(graph, graph.work_ms)
     calls = {(key[0], key[1]): number for key, (_, number) in work.items()}
     before = {later: earlier for earlier, later in zip(graph.steps[::2], graph.steps[1::2], strict=False)}
@@ -37,7 +40,11 @@ def held_out_error(graph: Graph, measured_ms: float) -> float | None:
     similar = {
         later: earlier
         for later, earlier in before.items()
-        if all(calls.get((rank, later)) == calls.get((rank, earlier)) for rank in ranks)
+        if all(
+            calls.get((rank, later)) == calls.get((rank, earlier))
+            and extra.get((rank, later)) == extra.get((rank, earlier))
+            for rank in ranks
+        )
     }
     if not similar or not measured_ms:
         return None

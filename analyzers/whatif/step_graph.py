@@ -156,7 +156,7 @@ def _checked(
     if measured_ms is None:  # the starts of the steps were not recorded
         return None
     error = abs(replay(graph) / measured_ms - 1) if measured_ms else 1.0
-    held_out = held_out_error(graph, measured_ms)
+    held_out = held_out_error(graph, measured_ms, _extra(source, attempt, steps))
     return StepGraph(
         graph=graph,
         basis=basis,
@@ -165,6 +165,18 @@ def _checked(
         replay_error_ratio=error,
         launch_delay_ratio=sum(graph.delay_ms) / max(measured_ms * len(graph.programs), 1e-9),
     )
+
+
+def _extra(source: Source, attempt: int, steps: Sequence[int]) -> dict[tuple[int, int], tuple[bool, bool]]:
+    """{(rank, step): (it saved, it evaluated)} of the steps in which a rank did either."""
+    rows = source.rows(
+        """
+        SELECT rank, step, coalesce(checkpoint_ns, 0) > 0 AS saved, coalesce(evaluate_ns, 0) > 0 AS evaluated
+        FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND (checkpoint_ns > 0 OR evaluate_ns > 0)
+        """,
+        [attempt, steps[0], steps[-1]],
+    )
+    return {(int(rank), int(step)): (bool(saved), bool(evaluated)) for rank, step, saved, evaluated in rows}
 
 
 def _step_rows(source: Source, attempt: int, steps: Sequence[int]) -> dict[str, Any]:

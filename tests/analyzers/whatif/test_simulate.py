@@ -129,6 +129,8 @@ def test_the_error_is_that_of_steps_that_were_not_read() -> None:
     other = meeting([[10.0, 14.0]] * 2)
     other.add_work(0, 1, 1, 5.0)  # another number of calls: the step before predicts nothing of it
     assert held_out_error(other, 32.0) is None
+    assert held_out_error(uneven, replay(uneven), {(1, step): "evaluated" for step in (1, 3, 5, 7)}) is None
+    assert held_out_error(steady, replay(steady), {(1, 3): "saved"}) == pytest.approx(0.0)
 
 
 def test_launch_delay_is_kept_as_it_ran_and_none_in_the_ideal() -> None:

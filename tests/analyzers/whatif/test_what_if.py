@@ -101,6 +101,22 @@ def test_the_finding_and_the_report_say_it(stored) -> None:  # type: ignore[no-u
     assert to_json(diagnosis)["what_if"]["slowdown_ratio"] == round(what.slowdown, 4)
 
 
+@pytest.mark.parametrize("without_calls", [False, True])
+def test_an_evaluation_hides_no_gain(without_calls: bool, stored) -> None:  # type: ignore[no-untyped-def]
+    made = scenario("ddp")
+    made = replace(
+        made,
+        job=replace(made.job, checkpoint_interval=0, evaluate_interval=15, evaluate_s=1.0),
+        steps=45,
+        missing_tables=("collectives",) if without_calls else (),
+    )
+    what = measure(stored(simulate(made)))
+    assert what is not None
+    assert what.basis == ("steps" if without_calls else "calls")
+    assert what.error_ratio < 0.05, "the ranks evaluate without a call, so only the length of these steps is unusual"
+    assert what.is_beyond_error
+
+
 def test_without_calls_the_steps_say_nearly_as_much(stored) -> None:  # type: ignore[no-untyped-def]
     made = replace(scenario("ddp"), missing_tables=("collectives",))
     found = load_graph(stored(simulate(made)), 0, ONSET + 2, made.steps)
