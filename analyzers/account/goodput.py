@@ -169,7 +169,7 @@ def measure(
     log = EventLog.load(source, SNAPSHOT_EVENTS)
     standstill_ns = standstills(source, log)
     times = step_times(source, views, standstill_ns)
-    shifts = clock_shifts(source, times)
+    shifts = clock_shifts(source, {key: spent.first_ns for key, spent in times.items()})
     begin_ns, end_ns = run_bounds(source, log, times, shifts, now_ns)
     ends = broken_ends(views.sampled, log, times, policy or StallPolicy(), now_ns, standstill_ns)
     split = split_waits(views.sampled)

@@ -116,19 +116,20 @@ def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> 
     return found
 
 
-def clock_shifts(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, int]:
+def clock_shifts(source: Source, first_steps_ns: Mapping[tuple[int, int], int]) -> dict[int, int]:
     """{rank: ns to add to its clock}, so that the first steps of its host and of the first rank's host begin together.
 
-    Ranks with a clock that differs by at most `CLOCK_NS` are left out.
+    `first_steps_ns`: {(attempt, rank): start of its first step}. Ranks with a clock that differs by at most `CLOCK_NS`
+    are left out.
     """
     if not source.has("ranks"):
         return {}
     hosts = dict(source.rows("SELECT rank, arg_max(host, wall_ns) FROM ranks WHERE rank >= 0 GROUP BY rank"))
-    ranks = sorted({rank for _, rank in times})
+    ranks = sorted({rank for _, rank in first_steps_ns})
     home = hosts.get(ranks[0])
     first_ns: dict[tuple[int, str | None], list[int]] = {}
-    for (attempt, rank), spent in times.items():
-        first_ns.setdefault((attempt, hosts.get(rank)), []).append(spent.first_ns)
+    for (attempt, rank), begin_ns in first_steps_ns.items():
+        first_ns.setdefault((attempt, hosts.get(rank)), []).append(begin_ns)
     differences_ns: dict[str | None, list[int]] = {}
     for (attempt, host), there_ns in first_ns.items():
         if host != home and (home_ns := first_ns.get((attempt, home))):

@@ -10,6 +10,8 @@
 | setup | its first record | its first step: model, data, process groups, loading a checkpoint |
 | first_step | | excess of its first step over a usual step: compilation, autotuning, caches |
 
+Clocks of other hosts are shifted as in the goodput account: all hosts' first steps begin together.
+
 A piece is reported if it takes at least `slow_s`, and at least `saving_ratio` of the run. If one rank took much longer
 for the piece than the median rank, that rank is named, because all ranks wait for it in the first collective. Examples
 are rank 0 while it prepares data for all ranks, and a host that reads its imports over the network.
@@ -23,9 +25,10 @@ from functools import partial
 from itertools import groupby
 from statistics import median
 
+from analyzers.account.run_bounds import clock_shifts
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.settings.policy import StartupPolicy
@@ -97,19 +100,28 @@ def measure(source: Source) -> list[Startup]:
             "SELECT attempt, rank, min(wall_ns) FROM ranks WHERE rank >= 0 AND wall_ns > 0 GROUP BY attempt, rank"
         )
     }
-    before = [event.wall_ns for kind in (event_kinds.RUN_STARTED, event_kinds.RANK_EXIT) for event in log.of(kind)]
+    shifts_ns = clock_shifts(source, {(int(row[0]), int(row[1])): int(row[2]) for row in first_steps})
+    node_of = source.rows("SELECT DISTINCT node_rank, rank FROM ranks WHERE rank >= 0 AND node_rank IS NOT NULL")
+    node_shifts_ns = {node: shifts_ns.get(rank, 0) for node, rank in node_of}
+
+    def at(event: Event) -> int:
+        of_node = node_shifts_ns.get(event.integer("node_rank"), 0)
+        return event.wall_ns + shifts_ns.get(event.integer("exit_rank"), of_node)
+
+    before = [at(event) for kind in (event_kinds.RUN_STARTED, event_kinds.RANK_EXIT) for event in log.of(kind)]
     found = []
     for attempt, rows in groupby(first_steps, key=lambda row: int(row[0])):
         by_rank: dict[str, dict[int, float]] = {}
         started = log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt)
-        started_ns = min((event.wall_ns for event in started), default=None)
+        started_ns = min(map(at, started), default=None)
         launched_ns = max((ns for ns in before if started_ns is not None and ns <= started_ns), default=None)
         launch_s = None if started_ns is None or launched_ns is None else (started_ns - launched_ns) / 1e9
         for _, rank, start_ns, first_ns, usual_ns, num_steps in rows:
             record_ns = first_records.get((attempt, rank))
+            joined_ns = None if record_ns is None else record_ns + shifts_ns.get(rank, 0)
             pieces = {
                 "launch": launch_s,
-                "imports": None if record_ns is None or started_ns is None else (record_ns - started_ns) / 1e9,
+                "imports": None if joined_ns is None or started_ns is None else (joined_ns - started_ns) / 1e9,
                 "setup": None if record_ns is None else (start_ns - record_ns) / 1e9,
                 "first_step": (first_ns - usual_ns) / 1e9 if num_steps >= min_steps and usual_ns else None,
             }

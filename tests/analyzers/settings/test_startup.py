@@ -34,6 +34,22 @@ def test_a_rank_that_the_others_wait_for_is_named() -> None:
     assert finding.evidence["imports_s"] == pytest.approx(43.0)
 
 
+@pytest.mark.parametrize("node_events", [False, True])
+@pytest.mark.parametrize("by_s", [50, -50])
+def test_a_host_whose_clock_differs_is_not_named(by_s: int, node_events: bool) -> None:
+    moved = f"wall_ns = wall_ns + {by_s * S}"
+    store = later(plain_run(), f"UPDATE ranks SET {moved}, host = 'node-1', node_rank = 1 WHERE rank > 1")
+    store.connection.execute(f"UPDATE steps SET start_ns = start_ns + {by_s * S} WHERE rank > 1")
+    if node_events:  # each node's launcher writes its own
+        for kind, after_s in (("run_started", 0), ("attempt_started", 2)):
+            store.event(kind, wall_ns=BEGIN_NS + (after_s + by_s) * S, node_rank=1)
+    (start,) = measure(store)
+    expected = {"launch": 2.0, "imports": 3.0, "setup": 1.0, "first_step": 0.0}
+    for piece, seconds in expected.items():
+        assert list(start.by_rank[piece].values()) == pytest.approx([seconds] * 4), piece
+    assert analyze(store) == []
+
+
 @pytest.mark.parametrize(
     ("sql", "cause"),
     [
