@@ -69,6 +69,17 @@ def test_a_finding_limits_the_scope_of_a_claim_of_no_gain(what: WhatIf, finding:
     assert_plain(line)
 
 
+def test_a_stage_that_is_always_the_slowest_does_not_change_from_step_to_step() -> None:
+    none = replace(WHAT, lasting_slowdown=1.0)
+    assert "the slowest rank changes from step to step" in what_if_line(none)
+    line = what_if_line(replace(none, last_stage_ratio=1.5, worst_ranks_ratio=1.5), [slow("compute")])
+    assert line == (
+        "Balancing the ranks within each pipeline stage would gain less than 1 % (steps 6 to 40, error 1.0 %). "
+        "The straggler finding covers only its own steps."
+    )
+    assert_plain(line)
+
+
 def test_an_interval_that_is_longer_than_the_run_says_so() -> None:
     failed = {**INTERVAL, "num_failures": 3}
     assert "1742 steps (25 min), more than the 26 recorded. It loses the least time" in saves_line(failed, 26)
