@@ -7,9 +7,8 @@ The environment identifies the rank (RANK, WORLD_SIZE, ...). RANKSCOPE_RUN_DIR n
 creates a folder, or finds the folder of the former attempt, and announces it through the rendezvous store.
 RANKSCOPE_CONFIG holds a resolved configuration as JSON, used if no CONFIG is given.
 
-SIGTERM and SIGINT end the run with a checkpoint, after a step that all ranks agree on. A second signal of the same
-kind, or the end of the time budget (`trainer.stop_budget`), ends the process at once. Exit codes are listed in
-`trainer.exit_codes`. Under other launchers, 143 (stopped on request) becomes 0, because they would restart the rank.
+SIGTERM and SIGINT end the run with a checkpoint, after a step that all ranks agree on. A second SIGINT, or the end of
+the time budget (`trainer.stop_budget`), ends the process at once. Exit codes are listed in `trainer.exit_codes`. Under other launchers, 143 (stopped on request) becomes 0, because they would restart the rank.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ from trainer.training.build import build, pick_backend, pick_device
 __all__ = ["main", "run_and_leave"]
 
 IMPATIENCE_S = 1.0
-"""Seconds after which a repeated signal ends the process immediately."""
+"""Seconds after which a repeated SIGINT ends the process immediately."""
 FENCE_INTERVAL_S = 1.0
 """Seconds between two checks of whether a later attempt has taken over the run. Each write checks this as well."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -232,9 +231,9 @@ def run_and_leave() -> None:
 
 class StopRequest:
     """Handles signals; it is installed once in a process, from the main thread. SIGTERM and SIGINT request a stop after
-    the step, with a checkpoint. The same signal again ends the process at once. Python runs a signal handler only when
-    the main thread returns from C, which it may never do while waiting in a collective. So a separate thread, woken by
-    the C handler through a pipe, measures the time.
+    the step, with a checkpoint. SIGINT again ends the process at once. Python runs a signal handler only when the main
+    thread returns from C, which it may never do while waiting in a collective. So a separate thread, woken by the C
+    handler through a pipe, measures the time.
     """
 
     def __init__(self, grace_s: float, on_unsaved: Callable[[int], None]) -> None:
@@ -269,9 +268,10 @@ class StopRequest:
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         # A launcher forwards its signal. So the first signal of another kind, or a signal right after the first, is the
-        # same request.
+        # same request. SIGTERM always is: a scheduler sends it to all processes of a job, and again at the time limit,
+        # and the launcher may forward it late. Only a person at a terminal is impatient.
         now = time.monotonic()
-        if now - self._received_at.setdefault(number, now) > IMPATIENCE_S:
+        if number == signal.SIGINT and now - self._received_at.setdefault(number, now) > IMPATIENCE_S:
             os._exit(128 + number)
         self.signal = self.signal or number
 
