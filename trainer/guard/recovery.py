@@ -49,7 +49,7 @@ class Recovery:
         self.training = training
         self.config = config = training.config
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            sweep_stale()
+            sweep_stale(run.path)
         ledger_file = LedgerFile(run.checkpoints, recorder, is_chief=training.rank == 0)
         self.ledger = ledger_file.ledger
         self.guard = Guard(

@@ -2,7 +2,7 @@
 
     folder = shared_folder(run.path)        # /dev/shm/rankscope-0-1f3a...-node0
     remove_shared(run.path, node_rank)      # at the run's end: called by the ranks, then by watch
-    sweep_stale()                           # remove leftovers of runs whose processes (including watch) were all killed
+    sweep_stale(run.path)                   # remove leftovers of other runs whose processes were all killed
 
 Imports no torch: watch uses it.
 """
@@ -43,9 +43,14 @@ def remove_shared(run_path: Path, node_rank: int | None = None) -> None:
     shutil.rmtree(shared_folder(run_path, node_rank), ignore_errors=True)
 
 
-def sweep_stale() -> None:
-    """Remove this user's folders that have no live process and have not changed for `STALE_S`."""
+def sweep_stale(run_path: Path) -> None:
+    """Remove this user's folders that have no live process and have not changed for `STALE_S`, except those of this
+    run: after a long hang or between rare copies, its restart still needs them.
+    """
+    own, _, _ = shared_folder(run_path).name.rpartition("-node")
     for folder in SHARED_MEMORY.glob(f"rankscope-{os.getuid()}-*"):
+        if folder.name.rpartition("-node")[0] == own:
+            continue
         with contextlib.suppress(OSError, ValueError):
             ranks = [path for path in folder.iterdir() if path.is_dir()]
             pids = [int((rank / PID_NAME).read_text()) for rank in ranks]

@@ -104,6 +104,17 @@ def test_after_sigkill_the_newest_vetted_copy_is_gone_on_from(tmp_path: Path) ->
     assert not shared_folder(tmp_path / "killed").exists(), "the end of a run gives the memory back"
 
 
+def test_a_restart_long_after_the_last_copy_goes_on_from_it(tmp_path: Path) -> None:
+    """Copies may be rarer than `STALE_S`, and a hang may last longer until its culprit is killed."""
+    _die(_config(), tmp_path, 15)
+    folder = shared_folder(tmp_path) / "rank-00000"
+    (folder / "pid").write_text(str(2**22 - 1))
+    for path in (folder.parent, folder):
+        os.utime(path, (0, 0))
+    run_loop(_config(), tmp_path, rank=0, world_size=1, attempt=1)
+    assert _loaded(tmp_path) == [("memory", 12)]
+
+
 def test_hashing_that_is_far_behind_bounds_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that hashes gets no time until the training waits for it."""
     real, held, most = Slot.seal, threading.Event(), [0]
@@ -246,11 +257,11 @@ def test_only_folders_unused_for_a_while_are_swept(tmp_path: Path) -> None:
         (folder / "rank-00000").mkdir(parents=True)
         (folder / "rank-00000" / "pid").write_text(str(pid))
     try:
-        sweep_stale()
+        sweep_stale(tmp_path / "own")
         assert dead.exists(), "a restart may be on its way"
         for path in (alive, alive / "rank-00000", dead, dead / "rank-00000"):
             os.utime(path, (0, 0))
-        sweep_stale()
+        sweep_stale(tmp_path / "own")
         assert alive.exists()
         assert not dead.exists()
     finally:
