@@ -20,6 +20,7 @@ from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.attempt_fence import claims
+from trainer.checkpoint.disk_tier.listing import checkpoint_steps
 from trainer.config.config import Config
 from trainer.config.launch_folder import enter_launch_folder
 from trainer.config.load import changed_config
@@ -144,16 +145,22 @@ def _changed(before: dict[str, Any], overrides: list[str]) -> Config:
 
 def _check_finished(run: RunDir, path: Path, before: dict[str, Any], config: Config) -> None:
     is_same = config.model_dump(mode="json")["train"] == before.get("train") and config.checkpoint.resume
-    if is_same and _has_finished(run):
+    if is_same and _has_finished(run, config.train.steps):
         raise FinishedError(f"{path} has finished; nothing was started. To continue: --set train.steps=MORE.")
 
 
-def _has_finished(run: RunDir) -> bool:
-    """Return True if the newest launch recorded that the run finished."""
-    events = [event for _, folder in run.node_dirs() for event in read_events(folder / "events.jsonl")[0]]
-    began_ns = max((event["wall_ns"] for event in events if event["kind"] == event_kinds.RUN_STARTED), default=0)
-    ends = [event for event in events if event["kind"] == event_kinds.RUN_ENDED and event["wall_ns"] > began_ns]
-    return any(event.get("reason") == "finished" for event in ends)
+def _has_finished(run: RunDir, steps: int) -> bool:
+    """Return True if the newest launch recorded that the run finished, with the state of the last step on disk. Node 0
+    takes part in every launch and writes in order, whatever its clock does. The launch that asked for more steps may
+    have failed before it recorded its start.
+    """
+    has_finished = False
+    for event in read_events(run.node_dir(0) / "events.jsonl")[0]:
+        if event["kind"] == event_kinds.RUN_STARTED:
+            has_finished = False
+        elif event["kind"] == event_kinds.RUN_ENDED:
+            has_finished |= event.get("reason") == "finished"
+    return has_finished and max(checkpoint_steps(run.checkpoints), default=steps) >= steps
 
 
 def _number(process: dict[str, Any], key: str) -> int:
