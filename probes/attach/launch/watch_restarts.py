@@ -4,9 +4,9 @@
     watch.check()                                            # every few seconds
 
 Killing a watch loses nothing, because everything it writes is derived from the tapes. A watch that does not answer for
-`SILENT_S` by this process's monotonic clock (a SIGSTOP, a dead file system) is killed and replaced. If a watch has
-ended `MAX_QUICK_ENDS` times within `QUICK_END_S` of its start, it is started without exporters: a wrong configuration
-of exporters must not disable hang handling.
+`SILENT_S` while this process runs (a SIGSTOP, a dead file system) is killed and replaced. If a watch has ended
+`MAX_QUICK_ENDS` times within `QUICK_END_S` of its start, it is started without exporters: a wrong configuration of
+exporters must not disable hang handling.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ STARTING_S = 90.0
 """Silence allowed before the first heartbeat (imports, the store, a busy machine). Doubled after each start without a
 heartbeat, because on a very busy machine a fixed limit would kill every new watch."""
 MAX_STARTING_S = 720.0
+UNSEEN_S = 5.0
+"""Maximum seconds between two checks that count as silence of the watch. In a longer gap this process did not run
+either, because the job or the machine was suspended, and neither did its watch."""
 KILL_S = 1.0
 """Seconds to wait for the end of a killed watch; short, because the launcher must also supervise ranks."""
 WATCHED_ALREADY = 2
@@ -62,7 +65,7 @@ class WatchRestarts:
         self.num_quick_ends = 0
         """Consecutive exits of the watch soon after its start."""
         self._num_silent_starts = 0
-        self._started_at = 0.0
+        self._started_at = self._checked_at = self._unseen_s = 0.0
         self._heartbeat_fd = -1
         self.process: subprocess.Popen[bytes] = self._start()
 
@@ -85,15 +88,18 @@ class WatchRestarts:
 
     def _check(self) -> None:
         now = time.monotonic()
+        self._unseen_s += max(0.0, now - self._checked_at - UNSEEN_S)
+        self._checked_at = now
         if self._has_beaten():
-            self._answered_at, self._limit_s, self._num_silent_starts = now, SILENT_S, 0
+            self._answered_at, self._unseen_s, self._limit_s, self._num_silent_starts = now, 0.0, SILENT_S, 0
         if self.process.poll() is None:
-            if now - self._answered_at > self._limit_s:
+            silent_s = now - self._answered_at - self._unseen_s
+            if silent_s > self._limit_s:
                 self.kill()
                 if self.process.poll() is None:
                     return  # the process is not dead yet; the next check tries again
                 self._num_silent_starts += self._answered_at == self._started_at
-                self._replace(f"It did not answer for {now - self._answered_at:.0f} s.")
+                self._replace(f"It did not answer for {silent_s:.0f} s.")
             return
         if self.is_over:
             return
@@ -123,7 +129,8 @@ class WatchRestarts:
             self._heartbeat_fd = -1
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._started_at = self._answered_at = time.monotonic()
+        self._started_at = self._answered_at = self._checked_at = time.monotonic()
+        self._unseen_s = 0.0
         self._limit_s = min(STARTING_S * 2**self._num_silent_starts, MAX_STARTING_S)
         self.close()
         self._heartbeat_fd, theirs = os.pipe()

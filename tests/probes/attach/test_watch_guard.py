@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import signal
@@ -50,6 +51,7 @@ class Node:
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(watch_restarts, "RESTART_S", 0.0)
     monkeypatch.setattr(watch_guard, "CHECK_S", 0.0)
+    monkeypatch.setattr(watch_restarts, "UNSEEN_S", math.inf)  # clocks that a test sets forward are no suspension
     node = Node(empty_run(tmp_path))
     yield node
     for process in node.started:
@@ -78,6 +80,20 @@ def test_a_watch_that_stands_still_is_killed_and_replaced(node: Node, monkeypatc
     watch.check()
     assert [process.poll() for process in node.started] == [-signal.SIGKILL, None]
     assert "did not answer" in node.replaced()[0]["reason"]
+
+
+def test_a_watch_that_was_suspended_with_its_parent_is_left_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm suspends all processes of a job, and a virtual machine stands still, for hours."""
+    monkeypatch.setattr(watch_restarts, "UNSEEN_S", 5.0)
+    watch = node.watch("sleep", "300")
+    later_s, now = [3600.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + later_s[0])
+    watch.check()
+    assert [process.poll() for process in node.started] == [None]
+    for _ in range(round(watch_restarts.STARTING_S)):  # it does not answer either while this process runs
+        later_s[0] += 2.0
+        watch.check()
+    assert [process.poll() for process in node.started] == [-signal.SIGKILL, None]
 
 
 def test_a_watch_that_cannot_be_killed_yet_blocks_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
