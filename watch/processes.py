@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 State = Literal["running", "stopped", "dead"]
+UNKNOWN = "?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class ProcessTracker:
         changes = []
         for rank, pid in pids.items():
             letter, start = os_state(pid)
+            if letter == UNKNOWN:
+                continue
             if start and self._start_ticks.setdefault(pid, start) != start:
                 letter = ""
             stopped = letter == "T" or (letter == "t" and not _is_sampled(pid))
@@ -72,13 +75,17 @@ def _is_sampled(pid: int) -> bool:
 
 
 def os_state(pid: int) -> tuple[str, str]:
-    """Return (state letter, start time in ticks) from /proc/<pid>/stat; ("", "") if there is no such process."""
+    """Return (state letter, start time in ticks) from /proc/<pid>/stat; ("", "") if there is no such process, and
+    (UNKNOWN, "") if that cannot be read now: a lack of file descriptors or memory proves no death.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         return fields[0].decode(), fields[19].decode()
-    except (OSError, IndexError):
+    except (FileNotFoundError, ProcessLookupError, IndexError):
         return "", ""
+    except OSError:
+        return UNKNOWN, ""
 
 
 def start_ticks(pid: int) -> int:
@@ -87,9 +94,11 @@ def start_ticks(pid: int) -> int:
 
 
 def is_alive(pid: int, start_ticks: int = 0) -> bool:
-    """Return True if the pid is a running process (not a zombie) that started at `start_ticks` (0: at any time)."""
+    """Return True if the pid is a running process (not a zombie) that started at `start_ticks` (0: at any time), or if
+    this cannot be read now.
+    """
     letter, start = os_state(pid)
-    return letter not in ("", "Z", "X") and start_ticks in (0, int(start))
+    return letter not in ("", "Z", "X") and (not start or start_ticks in (0, int(start)))
 
 
 def kill(pid: int, number: int) -> bool:

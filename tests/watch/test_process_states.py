@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.factories import make_run
+from tests.stand_ins import stand_ins
 from tests.waiting import wait_for
-from watch.processes import ProcessTracker, os_state
+from tests.watch.test_standstill_loop import Watched
+from watch.processes import ProcessTracker, is_alive, os_state, start_ticks
+from watch.standstill_loop import ORPHAN_GRACE_S
 
 _ANY_TRACER = """
 import ctypes, sys
@@ -45,3 +54,46 @@ def test_a_rank_that_a_sampler_reads_is_not_stopped(tracer: str, expected: list[
             assert [change.state for change in ProcessTracker().poll({0: rank.pid})] == expected
             holder.communicate(b"")
         rank.communicate(b"")
+
+
+@contextlib.contextmanager
+def _no_descriptor_left() -> Iterator[None]:
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_lack_of_file_descriptors_proves_no_death() -> None:
+    pid, tracker = os.getpid(), ProcessTracker()
+    ticks, _ = start_ticks(pid), tracker.poll({0: pid})
+    with _no_descriptor_left():
+        alive, changes = is_alive(pid, ticks), tracker.poll({0: pid})
+    assert alive
+    assert not changes
+
+
+def test_a_watch_without_file_descriptors_does_not_leave_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would remove the copies in memory of the ranks that it takes for gone."""
+    ranks = stand_ins(tmp_path, 2)
+    try:
+        where = {rank: {"pid": process.pid} for rank, process in enumerate(ranks)}
+        run = make_run(tmp_path, ranks=2, steps=5, hang={1: 5}, identities=where)
+        watched = Watched(run, monkeypatch, ranks=ranks)
+        watched.loop.tick()
+        with _no_descriptor_left():
+            needed = [watched.loop.is_needed()]
+            watched.advance(ORPHAN_GRACE_S + 1)
+            needed.append(watched.loop.is_needed())
+        assert needed == [True, True]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait(100)
