@@ -8,7 +8,8 @@ creates a folder, or finds the folder of the former attempt, and announces it th
 RANKSCOPE_CONFIG holds a resolved configuration as JSON, used if no CONFIG is given.
 
 SIGTERM and SIGINT end the run with a checkpoint, after a step that all ranks agree on. A second SIGINT, or the end of
-the time budget (`trainer.stop_budget`), ends the process at once. Exit codes are listed in `trainer.exit_codes`. Under other launchers, 143 (stopped on request) becomes 0, because they would restart the rank.
+the time budget (`trainer.stop_budget`), ends the process at once. Exit codes are listed in `trainer.exit_codes`. Under
+other launchers, 143 (stopped on request) becomes 0, because they would restart the rank.
 """
 
 from __future__ import annotations
