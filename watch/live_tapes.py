@@ -93,6 +93,8 @@ class LiveTapes:
         self._ticks = 0
         self._attempt = _Attempt()
         self._last_record_s = self._polled_s = time.monotonic()
+        self._paused_s = 0.0
+        """Seconds since the newest record was read in which this process did not run."""
         self._state_change_s = -math.inf  # the first poll also reports ranks that ended before this process started
         self._recent: RecentRecords | None = None
         self._recent_key: tuple[int, int | None, bool] = (-1, None, False)
@@ -139,8 +141,8 @@ class LiveTapes:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds without a record of this node's ranks, at the last poll."""
-        return max(0.0, self._polled_s - self._last_record_s)
+        """Seconds without a record of this node's ranks, at the last poll, in which this process ran."""
+        return max(0.0, self._polled_s - self._last_record_s - self._paused_s)
 
     @property
     def since_change_s(self) -> float:
@@ -159,6 +161,10 @@ class LiveTapes:
         """Current time by the clock of the attempt's tapes, which the store uses, too (epoch nanoseconds)."""
         anchor_ns = self._attempt.anchor_ns
         return time.monotonic_ns() + (self._anchor_ns if anchor_ns is None else anchor_ns)
+
+    def skip(self, seconds: float) -> None:
+        """Do not count so many seconds before now as silence, because this process did not run."""
+        self._paused_s += seconds
 
     def poll(self) -> bool:
         """Read what is new. Returns True if a rank of this node has recorded anything since the last poll."""
@@ -187,7 +193,10 @@ class LiveTapes:
             for rank, process in sorted(self._attempt.processes.items())
             if rank not in self._attempt.closed
         }
-        return self._last_record_s != previous_record_s
+        has_recorded = self._last_record_s != previous_record_s
+        if has_recorded:
+            self._paused_s = 0.0
+        return has_recorded
 
     def source(self, *, all_nodes: bool = False) -> Store:
         """The newest records as of the last poll. `all_nodes`: of every node with tapes in the run's folder."""

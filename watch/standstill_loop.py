@@ -6,6 +6,8 @@
 4. On a hang take stacks and kill the culprit (`watch.culprit`), so that the launcher restarts the ranks.
 5. After a restart, report how the previous attempt ended.
 
+Time in which this process did not run is no silence: a suspended job or machine suspends the ranks, too.
+
 No store is opened and no wall clock is read here, so neither a reader that keeps the store open nor a change of the
 clock can hide a hang or kill a healthy rank. The store is written in another thread (`watch.ingest_loop`).
 """
@@ -17,7 +19,10 @@ import time
 from collections.abc import Sequence
 
 from analyzers.finding import Finding
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.run.policy import stall_policy
+from analyzers.run.records.event_log import EventLog
+from analyzers.source import Source
 from probes.settings.section import read
 from probes.settings.sections import RecoverySettings
 from probes.tape import event_kinds
@@ -76,6 +81,9 @@ class StandstillLoop:
         self._refused: Verdict | None = None
         self._last_attempt: int | None = None
         """The newest attempt at the last round."""
+        self._pauses: list[tuple[int, int]] = []
+        """Begin by the tapes' clock, and length (ns), of times after the newest record in which this process did not
+        run."""
         self._unjudged: int | None = None
         """The oldest attempt with an end that has not been judged yet, although another attempt has followed."""
 
@@ -86,6 +94,12 @@ class StandstillLoop:
         except Exception:
             self._tapes.forget()
             raise
+
+    def skip(self, seconds: float) -> None:
+        """Take note that this process did not run for so many seconds before now."""
+        self._tapes.skip(seconds)
+        length_ns = round(seconds * 1e9)
+        self._pauses.append((self._tapes.now_ns() - length_ns, length_ns))
 
     def _round(self) -> None:
         tapes = self._tapes
@@ -181,7 +195,16 @@ class StandstillLoop:
         if not (is_due or is_open or self._job is not None):  # in a job of several nodes another node may hang
             tapes.forget()
             return []
-        return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.read_ns())
+        source = tapes.source(all_nodes=self._judges_all)
+        return self._judge.standstill_findings(source, tapes.read_ns() - self._paused_ns(source))
+
+    def _paused_ns(self, source: Source) -> int:
+        """Nanoseconds since the newest record in which this process did not run."""
+        if self._pauses:
+            attempt = self._tapes.attempt
+            last_ns = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS, attempt)).last_ns
+            self._pauses = [pause for pause in self._pauses if pause[0] >= last_ns]
+        return sum(length_ns for _, length_ns in self._pauses)
 
     def _act(self, hangs: Sequence[Finding], attempt: int) -> None:
         """Kill this node's ranks that are blamed by an open hang or by the leader's verdict. `hangs`: the findings of
