@@ -175,6 +175,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 _close(ingest, run, Heartbeat(options.heartbeat_fd))
                 plugins.finish()
                 syncing.finish()
+                tapes.poll()  # the next launch may have begun in the meantime, and uses the same memory
                 if not loop.is_needed():
                     remove_shared(run.path, node_rank)  # ranks that were killed have left copies in shared memory
         exporting.finish()  # the store is closed by now, so its readers do not wait for a tracker or a last scrape

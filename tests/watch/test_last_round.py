@@ -13,6 +13,7 @@ import pytest
 
 from analyzers.run.policy import stall_policy
 from probes.tape.events import EventWriter, read_events
+from probes.tape.files.shared_memory import remove_shared, shared_folder
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Ingester, Store, StoreError
 from tests.factories import make_run, still_training
@@ -140,6 +141,34 @@ def test_a_watch_on_a_run_of_the_past_adds_no_reading_of_this_host(
     assert sorted(run.path.rglob("health.*.tape")) == before
     with Store.open(run, catch_up=False) as store:
         assert store.rows("SELECT DISTINCT rank FROM steps ORDER BY rank") == [(0,), (1,)], "it ingested the run"
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_copies_in_memory_are_left_to_a_launch_that_follows_during_the_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follows: bool
+) -> None:
+    """The last round of a large store on a busy machine takes as long as the next launch needs to start its ranks."""
+    run = make_run(tmp_path, ranks=1, steps=5)
+    folder = shared_folder(run.path, 0)
+    folder.mkdir()
+    real = node_process._close
+
+    def close(*arguments: object) -> None:
+        if follows:
+            with contextlib.closing(EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)) as events:
+                events.write("run_started", node_rank=0, launcher_pid=os.getpid())
+            make_run(tmp_path, run=run, attempt=1, ranks=1, steps=1, end="", identities={0: {"pid": os.getpid()}})
+        real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(node_process, "_close", close)
+    handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+    try:
+        assert node_process.run_watch([str(run.path)]) == 0
+        assert folder.exists() == follows
+    finally:
+        remove_shared(run.path, 0)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def test_a_second_signal_and_the_last_records_wait_for_the_round_that_runs(
