@@ -42,6 +42,8 @@ from trainer.training.rank_training import Training
 
 __all__ = ["MemoryCopies"]
 
+_LOST = "copies in memory do not survive a restart"
+
 
 class MemoryCopies:
     """The copies of one rank, oldest first."""
@@ -227,17 +229,21 @@ class MemoryCopies:
                 duplicates = 2 if self.peers is not None and self.peers.partner is not None else 1
                 return copy.slot.allocate(live, share_of=ranks * num_missing * duplicates)
             except OSError as error:
-                self.problem = f"copies in memory do not survive a restart: {error}"
+                self.problem = f"{_LOST}: {error}"
                 copy.slot.path.unlink(missing_ok=True)
                 copy.slot = None
         return private_memory(live)
 
     def _seal(self, copy: HostCopy, slot: Slot, content: Mapping[str, Any]) -> None:
         copy.wait()
-        slot.seal({**content, "values": copy.values.to_json(), "mesh": self.mesh()}, copy.rng)
-        if copy.vetted:
-            slot.vet()
-            self._remove_former()
+        try:
+            slot.seal({**content, "values": copy.values.to_json(), "mesh": self.mesh()}, copy.rng)
+            if copy.vetted:
+                slot.vet()
+                self._remove_former()
+        except OSError as error:  # logind's RemoveIPC, for example, removes the files of a user who has logged out
+            self.problem = f"{_LOST}: {error}"
+            return
         if self.peers is not None:
             copy.sending = self.peers.offer(slot)
 

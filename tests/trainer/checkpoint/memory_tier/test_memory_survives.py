@@ -238,6 +238,26 @@ def test_without_room_the_copies_are_private(tmp_path: Path, monkeypatch: pytest
     assert told == [found[0].copies.memory.problem]
 
 
+def test_copies_that_were_removed_from_outside_are_reported(tmp_path: Path) -> None:
+    """logind's RemoveIPC removes a user's files in /dev/shm at logout; the training goes on."""
+
+    def change(session: Session) -> None:
+        _each_is_hashed(session)
+        taken = session.recovery.taken
+
+        def taking(position: Position, batch_index: int) -> Position:
+            if position.step == 9:
+                remove_shared(tmp_path)
+            return taken(position, batch_index)
+
+        session.recovery.taken = taking  # type: ignore[method-assign]
+
+    assert run_loop(_config(), tmp_path, rank=0, world_size=1, change=change).outcome == "finished"
+    events = read_events(RunDir(tmp_path).rank_dir(0, 0) / "events.jsonl")[0]
+    (failed,) = [e for e in events if e.get("tier") == "memory" and e["state"] == "failed"]
+    assert "do not survive a restart" in failed["reason"]
+
+
 def test_the_number_of_slots_is_bounded(tmp_path: Path) -> None:
     config = _config(checkpoint={"interval": 1, "memory_interval": 1, "asynchronous": True})
 
