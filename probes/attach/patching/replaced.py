@@ -35,6 +35,11 @@ def replaced(
             return real(*args, **kwargs)
         return wrapper(real, *args, **kwargs)
 
+    # `pickle` refers to a function by its module and name, and accepts only the object that it finds there. Torch
+    # exports functions of other modules, and each place has another wrapper.
+    inside = f"{place.__qualname__}." if isinstance(place, type) else ""
+    wrapped.__module__, wrapped.__qualname__ = getattr(place, "__module__", place.__name__), f"{inside}{name}"
+
     def restore() -> None:
         # otherwise other code has wrapped it since then and still calls Rankscope's function
         if getattr(place, name) is wrapped:
