@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from .weak_objects import WeakObjects
 
@@ -29,6 +30,15 @@ class _Step:
         self._after(self._optimizer)
         return result
 
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the method: a learning-rate scheduler of torch marks the methods that it has wrapped."""
+        return getattr(self.__wrapped__, name)
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """A function of the optimizer, as every method has: a scheduler that is made later wraps it."""
+        return lambda optimizer, *args, **kwargs: self(*args, **kwargs)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return memo.get(id(self._optimizer), self._optimizer).step
 
@@ -37,7 +47,16 @@ class _Step:
 
 
 def around_step(optimizer: Any, before: Call, after: Call) -> Callable[[], object]:
-    """Replace the method; returns a function that restores it."""
-    optimizer.step = _Step(optimizer, before, after)
-    stepped = WeakObjects([optimizer])
-    return lambda: [one.__dict__.pop("step", None) for one in stepped]
+    """Replace the method; returns a function that restores it, unless a scheduler has wrapped it since then."""
+    is_own = "step" in vars(optimizer)  # False: the method of its class
+    optimizer.step = step = _Step(optimizer, before, after)
+    stepped, of_step = WeakObjects([optimizer]), ref(step)
+
+    def restore() -> None:
+        for one in stepped:
+            if (step := of_step()) is not None and vars(one).get("step") is step:
+                del one.step
+                if is_own:
+                    one.step = step.__wrapped__
+
+    return restore
