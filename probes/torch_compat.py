@@ -40,6 +40,7 @@ __all__ = [
     "queue_callback",
     "record_memory_history",
     "register_group",
+    "run_uncompiled",
     "set_default_group",
     "tree_leaves",
     "tree_map",
@@ -61,6 +62,21 @@ COMPILE_CALLBACKS = "torch._dynamo.callback"
 foreach_norm: Callable[..., Any] = torch._foreach_norm
 tree_leaves: Callable[..., list[Any]] = _pytree.tree_leaves
 tree_map: Callable[..., Any] = _pytree.tree_map
+
+
+def run_uncompiled(function: Any) -> None:
+    """Keep the compiler away from `function`, and from what it calls, where no compiled code calls it. A compiled
+    function traces it like any other."""
+    try:
+        from torch._C._dynamo.eval_frame import (
+            _FrameAction,
+            _FrameExecStrategy,
+            set_code_exec_strategy,
+        )
+    except ImportError:  # torch 2.6
+        return
+    function.__code__ = function.__code__.replace()  # other functions may have the same code
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def graph_task_id() -> int:

@@ -105,6 +105,44 @@ def test_a_compilation_that_fails_ends_its_span(tmp_path: Path) -> None:
         assert store.rows("SELECT end_ns IS NOT NULL FROM spans WHERE kind = 'compile'") == [(True,)]
 
 
+def test_a_compiled_function_may_clip_the_gradients_without_a_graph_break(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=tmp_path / "run", watch=False)
+    model(torch.ones(2, 4)).sum().backward()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def clip() -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    assert clip() > 1.0
+
+
+def test_the_backward_pass_of_a_compiled_step_is_recorded_and_none_of_our_code_is_compiled(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    attach(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1), run_dir=tmp_path / "run", watch=False)
+    compiled: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        compiled.extend(node.stack_trace or "" for node in graph.graph.nodes)
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def gradients(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss.detach() * 2
+
+    for _ in range(2):
+        double = gradients(torch.ones(2, 4))
+        optimizer.step()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT step FROM spans WHERE kind = 'backward' ORDER BY step") == [(1,), (2,)]
+        assert store.rows("SELECT loss FROM steps WHERE step = 2") == [(pytest.approx(double.item() / 2),)]
+    assert compiled
+    assert not [stack for stack in compiled if "/probes/attach/" in stack]
+
+
 def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     with Store.open(RunDir(run_dir)) as store:
         return [event.detail | {"rank": event.rank} for event in EventLog.load(store, (kind,)).of(kind)]

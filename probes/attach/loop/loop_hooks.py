@@ -42,6 +42,7 @@ from ...compilation import CompileProbe
 from ...fail_open import failing_open, record_error
 from ...recorder import Recorder
 from ...step_scalars import StepScalars
+from ...torch_compat import run_uncompiled
 from ..patching.on_import import OnImport
 from ..patching.replaced import replaced
 from .closures import around_closure
@@ -114,10 +115,8 @@ class LoopPhases:
             self._undo.append(called.register_forward_hook(after, always_call=True).remove)
 
     def watch_optimizer(self, optimizer: Any, *, leads: bool = True) -> None:
-        """Time `step` of a torch optimizer, or of a wrapper that has a `step` method.
-
-        With `leads`, its updates end the loop's steps from now on. Otherwise they do so only while there is no leader.
-        """
+        """Time `step` of a torch optimizer, or of a wrapper that has a `step` method. With `leads`, its updates end the
+        loop's steps from now on. Otherwise they do so only while there is no leader."""
         inner = unwrapped(optimizer)
         if leads or self.leader is None:
             self.leader = inner
@@ -139,6 +138,7 @@ class LoopPhases:
         self._compilation.hook()
         self._undo.append(self._compilation.remove)
         self.replace(torch.autograd, "backward", self._backward, follows=True)
+        run_uncompiled(torch.autograd.backward)
         self._fetches.patch()
         self._undo.append(replaced(torch.jit, "script", script_without_hooks))
         self._undo.append(replaced(torch.cuda, "make_graphed_callables", without_hooks))
@@ -153,7 +153,7 @@ class LoopPhases:
         which thread the loop runs."""
 
         def applies() -> bool:
-            return get_ident() == self.thread or (follows and self.follows())
+            return not torch.compiler.is_compiling() and (get_ident() == self.thread or (follows and self.follows()))
 
         self._undo.append(replaced(place, name, wrapper, applies=applies))
 
