@@ -58,8 +58,10 @@ def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
         path.rename(path.with_suffix(".ended"))
         if enabled:
             faulthandler.disable()
-        faulthandler.unregister(ALL_THREADS_SIGNAL)
-        faulthandler.unregister(MAIN_THREAD_SIGNAL)
+        # Unregistering restores the handler before ours, also over a handler that the script has set since then.
+        for number, before in ((ALL_THREADS_SIGNAL, signal.SIG_DFL), (MAIN_THREAD_SIGNAL, signal.SIG_IGN)):
+            if signal.getsignal(number) in (before, signal.SIG_DFL):
+                faulthandler.unregister(number)
         with contextlib.suppress(OSError):  # the script has closed the file
             file.close()
 
