@@ -1,6 +1,6 @@
 """Record fetches from torch's data loaders as phase `data`, and begin the step for which a batch is fetched.
 
-    fetches = Fetches(phases)
+    fetches = Fetches(phases, updates)
     fetches.patch()
     ...
     fetches.model_called(trains=True)    # at every pass of the model: shows what its batches were fetched for
@@ -26,6 +26,7 @@ from ...fail_open import record_error
 from ...recorder import Recorder
 from ...torch_compat import BASE_LOADER_ITERATOR
 from .evaluations import inner_modules, main_parts
+from .updates import Updates
 
 __all__ = ["Fetches"]
 
@@ -58,8 +59,9 @@ class _Phases(Protocol):
 class Fetches:
     """Data loaders of the loop's thread."""
 
-    def __init__(self, phases: _Phases) -> None:
+    def __init__(self, phases: _Phases, updates: Updates) -> None:
         self._phases = phases
+        self._updates = updates
         self._training_iterators: WeakSet[Any] = WeakSet()  # iterators that have fed training
         self._training_sets: set[int] = set()  # the data sets of these loaders: a data set outlives an epoch
         self._unknown: WeakSet[Any] = WeakSet()  # iterators used since the last call of a model
@@ -91,9 +93,11 @@ class Fetches:
         phases, recorder = self._phases, self._phases.recorder
         if phases.is_in(_DATA):
             return real(iterator)
-        before, start_ns, begins = recorder.step_number, _monotonic_ns(), False
+        before, start_ns, begins, trains = recorder.step_number, _monotonic_ns(), False, False
         try:
-            begins = phases.next_step != before and not self._evaluates(iterator)
+            may_begin = phases.next_step != before
+            trains = not (may_begin and self._evaluates(iterator))
+            begins = may_begin and trains
             if begins:
                 recorder.step_number = phases.next_step  # so that a fetch that never ends is recorded in the next step
             phases.enter(_DATA)
@@ -102,11 +106,13 @@ class Fetches:
         try:
             batch = real(iterator)
         except StopIteration:
-            begins = False
+            begins = trains = False
             raise
         finally:
             try:
                 recorder.step_number = before
+                if trains:
+                    self._updates.fetched(begins_step=begins)
                 if begins:
                     phases.begin(start_ns)
                 phases.leave(_DATA)

@@ -90,7 +90,7 @@ class LoopPhases:
         self._scaling = LossScaling(self)
         self._losses = StepLosses(values, self._scaling)
         self._updates = Updates(recorder)
-        self._fetches = Fetches(self)
+        self._fetches = Fetches(self, self._updates)
         self._evaluations = Evaluations(self)
         self.in_eval_mode = EvalModeTraining()
         self._update_line = UpdateLine()
@@ -171,7 +171,7 @@ class LoopPhases:
 
     def begin(self, start_ns: int = 0) -> None:
         """Note activity of a step: it begins the next step if the optimizer has completed the last one."""
-        if not self.automatic or (self._in_step and not self._updated_ns) or self._updates.awaits_others(start_ns > 0):
+        if not self.automatic or (self._in_step and not self._updated_ns) or self._updates.awaits_others:
             return
         now = start_ns or _monotonic_ns()
         self.end(now)
@@ -352,7 +352,7 @@ class LoopPhases:
                     self._losses.keep_newest()
                 self.leader = leader
             if optimizer is self.leader:
-                if not self._updates.awaits_others(is_fetch=False):
+                if not self._updates.awaits_others:
                     self._losses.move_to_next_step()
                 self.begin()
             elif not self._updates.are_partners(optimizer, self.leader):
@@ -388,7 +388,7 @@ class LoopPhases:
     def _update_made(self) -> None:
         """Handle the step's update."""
         self._updated_ns = _monotonic_ns()
-        self._losses.updated(may_go_on=self._updates.awaits_others(is_fetch=False))
+        self._losses.updated(may_go_on=self._updates.made())
         self._evaluations.may_begin()
         while self.at_first_update:
             self.at_first_update.pop()()

@@ -143,11 +143,12 @@ class StepLosses:
             self._largest_weight = self._updated = None
 
     def set_aside(self) -> None:
-        """Note that an optimizer other than the leader uses the losses so far."""
-        if self._losses:
-            self._aside.append(self._passes())
-            self._losses, self._factors, self._forwards, self._groups = [], [], Counter(), 0
-            self._largest_weight = None
+        """Note that an optimizer other than the leader uses the losses so far, or those since the leader's update."""
+        kept = self._updated or _Passes([], [], Counter(), 0, self._tokens, self._padded)
+        if (used := self._passes() - kept).losses:
+            self._aside.append(used)
+            self._losses, self._factors, self._forwards = kept.losses[:], kept.factors[:], kept.forwards.copy()
+            self._groups, self._largest_weight = kept.groups, None
 
     def _take_back(self) -> None:
         """Use the losses that were set aside if there is no other."""

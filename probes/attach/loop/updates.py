@@ -29,12 +29,16 @@ a pass leads.
 In the first iteration it is unknown which optimizers will step. If the first step begins with the fetch of a batch, and
 an optimizer of other parameters exists, the step lasts until the next fetch. The last optimizer to step after a
 separate backward pass then leads: a generator's and its discriminator's update are one iteration.
+
+The leader's update may not be the last of its batch: a discriminator joined late, or the first batch had more updates
+than most (a regularisation at every sixteenth). So, where models are trained in turn and the leader makes one update
+for most batches, its step lasts until the next fetch too.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -110,6 +114,8 @@ class Updates:
         self._former = WeakObjects()  # the previous leader, as long as it may lead again
         self._is_fetched = False  # the first step begins with the fetch of a batch
         self._awaits_others = False  # until the next fetch, another optimizer may become the leader
+        self._num_in_batch = 0  # number of the leader's updates since the newest fetch
+        self._by_batch: deque[int] = deque(maxlen=TURNS)  # the same, for the newest batches with such an update
         self._partners = WeakObjects()  # optimizers that step after the same backward passes as the leader
         self._began_at: int | None = (
             None  # first step of another model's training, unless the former leader turns out to be a partner
@@ -188,11 +194,24 @@ class Updates:
             self._set_leader(optimizer)
         return optimizer
 
-    def awaits_others(self, is_fetch: bool) -> bool:
-        """Return True if the first iteration goes on, as another optimizer may lead; the fetch of a batch ends it."""
-        if is_fetch:
+    @property
+    def awaits_others(self) -> bool:
+        """True if the step goes on after the leader's update, until the fetch of a batch."""
+        is_trained_in_turn = self._turns >= TURNS and 1 in self._by_batch
+        return self._awaits_others or (is_trained_in_turn and 0 < self._num_in_batch < TAKES_OVER)
+
+    def fetched(self, *, begins_step: bool) -> None:
+        """Note the fetch of a batch."""
+        if begins_step:
             self._is_fetched, self._awaits_others = not self._first_is_recorded, False
-        return self._awaits_others
+        if self._num_in_batch:
+            self._by_batch.append(self._num_in_batch)
+        self._num_in_batch = 0
+
+    def made(self) -> bool:
+        """Note that the leader's update was made. Returns True if its step goes on."""
+        self._num_in_batch += 1
+        return self.awaits_others
 
     def _is_successor(self, optimizer: Any, leader: Any) -> bool:
         """Return True if a new optimizer leads from its first update."""

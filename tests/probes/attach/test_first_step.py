@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import detach
 from probes.attach.auto_attach import auto_attach
+from probes.attach.loop.updates import TURNS
 from probes.fail_open import error_counts
 from probes.tape.rundir import RunDir
 from store import Store
@@ -44,6 +47,43 @@ def test_layers_that_are_trained_one_after_the_other_on_one_batch_have_a_loss_ea
     with Store.open(RunDir(tmp_path / "run")) as store:
         recorded = store.rows("SELECT loss FROM steps ORDER BY step")
     assert [loss for (loss,) in recorded] == pytest.approx(losses)
+
+
+REGULARISES, JOINS = 4, 10
+
+
+def passes_of_regularised_gan(number: int) -> str:
+    """As StyleGAN's loop: a second update at every fourth batch, the first included."""
+    return "GGDD" if number % REGULARISES == 0 else "GD"
+
+
+def passes_of_late_discriminator(number: int) -> str:
+    """As in an autoencoder whose discriminator joins later."""
+    return "G" if number < JOINS else "GD"
+
+
+@pytest.mark.parametrize("passes", [passes_of_regularised_gan, passes_of_late_discriminator])
+def test_updates_after_the_leaders_belong_to_the_step_of_their_batch(
+    passes: Callable[[int], str], tmp_path: Path
+) -> None:
+    auto_attach(run_dir=tmp_path / "run", watch=False)
+    models = {"G": nn.Linear(4, 4), "D": nn.Linear(4, 1)}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.01) for name, model in models.items()}
+    for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(24, 4)))):
+        for name in passes(number):
+            optimizers[name].zero_grad()
+            loss = models["D"](models["G"](batch)).sum() * 0.0 + number
+            (loss * math.nan if name == "D" and number == 22 else loss).backward()
+            optimizers[name].step()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        counts = store.rows("SELECT count(*) FROM spans WHERE kind = 'backward' GROUP BY step ORDER BY step")
+        losses = [loss for (loss,) in store.rows("SELECT loss FROM steps ORDER BY step")]
+    since = JOINS + TURNS  # until then, nothing shows that the models take turns; the first batch may be two steps
+    expected = [len(passes(number)) for number in range(since, 24)]
+    assert [count for (count,) in counts][-len(expected) :] == expected
+    assert losses[-len(expected) : -2] == list(range(since, 22))
+    assert all(map(math.isnan, losses[-2:]))
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this build of torch has CUDA")
