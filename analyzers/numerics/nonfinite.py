@@ -8,7 +8,8 @@
 3. Without flags, ranks with a non-finite local loss are named; if there are none, ranks with a non-finite local
    gradient; otherwise none (`suspect`). Members of a tensor-parallel group have the same loss, so only the group can be
    named. If the weights broke within the step (sharpness-aware minimization), the loss of the next pass is a
-   consequence, too.
+   consequence, too. So is the loss of a rank whose first loss was finite while another rank's was not: the update
+   between them spread the NaN.
 4. Phase: forward if the local loss of a named rank was not finite. Reduction if every gradient was finite before its
    reduction but the result is not. The first flags, if any, then belong to the reduction of the norm. Otherwise
    backward.
@@ -173,7 +174,8 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, execution:
     largest_weights = _series(source, attempt, step, LARGEST_WEIGHT)
     sound = {rank for rank, loss in first_losses.items() if not is_bad(loss)}
     # Bad weights on one sound rank count for all, because each rank may hold only a shard.
-    broken = sound if any(is_bad(largest_weights.get(rank)) for rank in sound) else set()
+    spread = len(sound) < len(first_losses) or any(is_bad(largest_weights.get(rank)) for rank in sound)
+    broken = sound if spread else set()
     return StepEvidence(
         rows=[RankStep(rank=r[0], local_loss=r[3], loss=r[4], grad_norm=r[5], nonfinite_count=r[6], committed=r[7],
                        batch_index=r[8], weights_broke=r[0] in broken) for r in steps],

@@ -112,7 +112,8 @@ def locate(evidence: StepEvidence) -> Location:
             others=others,
         )
     if bad_loss:
-        named = bad_loss if good_loss or len(evidence.rows) == 1 else tuple(sorted(row.rank for row in evidence.rows))
+        is_separate = good_loss or broken or len(evidence.rows) == 1
+        named = bad_loss if is_separate else tuple(sorted(row.rank for row in evidence.rows))
         return Location(ranks=named, phase="forward", parameter="", how="local_loss", others=others)
     if broken:
         ranks = tuple(broken) if len(evidence.rows) == 1 else ()

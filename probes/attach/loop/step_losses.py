@@ -23,7 +23,8 @@ the first pass makes the second pass's weights and loss NaN. So the first loss a
 last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`). A NaN or Inf in a later pass makes the step's loss NaN.
 
 Losses that an optimizer other than the leader has used (a discriminator's, or an architecture's on a second loader)
-count only if the step has no other loss. A NaN or Inf among them makes the step's loss NaN.
+count only if the step has no other loss. A NaN or Inf among them makes the step's loss NaN. Since an update with a NaN
+spoils the later losses on all ranks, the loss before the step's first update is kept, too (`FIRST_LOSS`).
 
 A value that the loop logs takes precedence. The measured value is kept too (`local_loss`, and the series
 `MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
@@ -54,7 +55,8 @@ MEASURED = "measured_"
 """Prefix of a column's name for the series of measured values, written if the loop logs its own value."""
 FIRST_LOSS = "loss_of_first_pass"
 LARGEST_WEIGHT = "largest_weight_of_last_pass"
-"""Series that is recorded for steps in which the passes have different weights."""
+"""Series that are recorded for steps in which the passes have different weights; the second one only for passes that an
+optimizer such as sharpness-aware minimization makes."""
 MIN_SCALE = 128.0
 """Minimum initial loss scale. Common initial values range from 128 to 2^32."""
 _TOLERANCE = 1e-4
@@ -110,6 +112,7 @@ class StepLosses:
         self._updated: _Passes | None = None  # passes before an update of which it is unknown whether it ends the step
         self._held: _Passes | None = None  # passes of the step that is about to begin
         self._aside: list[_Passes] = []  # passes that other optimizers have used
+        self._before_updates: float | Tensor | None = None  # loss before the step's first update, if others may follow
 
     def watch(self, model: nn.Module) -> None:
         """Count the tokens of `model` if it is a language model."""
@@ -125,7 +128,7 @@ class StepLosses:
         self._forwards.clear()
         self._aside.clear()
         self._unseen = self._groups = self._tokens = self._padded = 0
-        self._version = self._largest_weight = self._updated = None
+        self._version = self._largest_weight = self._updated = self._before_updates = None
         if self._held is not None:
             self._set(self._held)
             self._held = None
@@ -134,6 +137,11 @@ class StepLosses:
         """Note the step's update. `may_go_on`: later passes belong to this step too if another optimizer uses them."""
         if may_go_on:
             self._updated = self._passes()
+            self._note_first()
+
+    def _note_first(self) -> None:
+        if self._before_updates is None and self._losses:
+            self._before_updates = sum(self._losses[1:], self._losses[0])
 
     def move_to_next_step(self) -> None:
         """Move the passes since the newest update to the step that is about to begin: the same optimizer uses them."""
@@ -146,6 +154,7 @@ class StepLosses:
         """Note that an optimizer other than the leader uses the losses so far, or those since the leader's update."""
         kept = self._updated or _Passes([], [], Counter(), 0, self._tokens, self._padded)
         if (used := self._passes() - kept).losses:
+            self._note_first()
             self._aside.append(used)
             self._losses, self._factors, self._forwards = kept.losses[:], kept.factors[:], kept.forwards.copy()
             self._groups, self._largest_weight = kept.groups, None
@@ -237,6 +246,8 @@ class StepLosses:
     def settle(self, measured_norm: float | Tensor | None = None) -> None:
         """Write the step's loss and tokens; values that the loop has logged itself go to their `MEASURED` series."""
         values: dict[str, float | Tensor] = {}
+        if self._aside and self._before_updates is not None:
+            values[FIRST_LOSS] = self._before_updates
         self._take_back()
         if self._losses:
             values["local_loss"] = loss = self._loss()

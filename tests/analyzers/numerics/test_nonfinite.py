@@ -364,3 +364,18 @@ def test_a_first_loss_that_was_bad_already_is_the_origin() -> None:
     series = ("loss_of_first_pass", "largest_weight_of_last_pass")
     store.add("scalars", [row | {"name": name, "value": math.nan} for name in series])
     assert only(non_finite(store)).cause == "forward"
+
+
+@pytest.mark.parametrize("has_flags", [True, False])
+def test_a_first_loss_that_was_bad_on_one_rank_is_the_origin_of_all(has_flags: bool) -> None:
+    """A discriminator's loss was NaN on one rank: after its update the generator's loss is NaN on every rank."""
+    store = MemoryStore()
+    for rank in range(2):
+        row = {"attempt": 0, "step": 7, "rank": rank}
+        store.add("steps", [row | {"start_ns": 0, "duration_ns": STEP_NS, "local_loss": math.nan}])
+        store.add("scalars", [row | {"name": "loss_of_first_pass", "value": math.nan if rank == 1 else 2.0}])
+        flags = [(1, rank == 1), (2, True)] if has_flags else []
+        store.add("collectives", [row | {"seq": seq, "process_group": "dp", "op": "all_reduce", "issue_ns": seq,
+                                         "nonfinite": bad} for seq, bad in flags])  # fmt: skip
+    finding = only(non_finite(store))
+    assert (finding.ranks, finding.cause, finding.first_step) == ((1,), "forward", 7)

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import attach, detach
 from probes.attach.auto_attach import auto_attach
+from probes.attach.loop.step_losses import FIRST_LOSS
+from probes.attach.loop.updates import TURNS
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -217,3 +219,18 @@ def test_a_nan_in_the_loss_of_another_optimizer_counts_for_the_step(tmp_path: Pa
     detach()
     losses = rows(tmp_path / "run", "SELECT step FROM steps WHERE isnan(loss)")
     assert losses == [(4,)]
+
+
+@pytest.mark.parametrize("order", ["DG", "GD"])
+def test_the_loss_before_the_first_of_several_updates_is_kept(order: str, tmp_path: Path) -> None:
+    """Whether the leader, which is the last to step on the first batch, updates first or last on a later one."""
+    models = {name: nn.Linear(4, 1) for name in "DG"}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+    auto_attach(run_dir=tmp_path / "run", watch=False)
+    for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(20, 4)), batch_size=2)):
+        for place, name in enumerate("DG" if number < 2 * TURNS else order):
+            (models[name](batch).sum() * 0.0 + number + 100.0 * place).backward()
+            optimizers[name].step()
+    detach()
+    first = rows(tmp_path / "run", f"SELECT value FROM scalars WHERE name = '{FIRST_LOSS}' ORDER BY step DESC LIMIT 3")
+    assert first == [(float(number),) for number in (9, 8, 7)]
