@@ -149,6 +149,7 @@ class Updates:
             self._without_leader.pop(id(optimizer), None)  # drop the count of a deleted optimizer with the same id
         self._without_leader[id(optimizer)] += 1
         replaces, after_backward = False, self._after_backward
+        follows_one = optimizer is leader and self._without_leader[id(self._last)] == 1
         if after_backward:
             self._after_backward = False
             self._record_training()
@@ -166,10 +167,11 @@ class Updates:
             returns = optimizer in self._alone and self._num_alone >= TAKES_OVER  # case 2
             succeeds = returns or (is_new and self._is_successor(optimizer, leader))  # case 1
             replaces = leader is None or succeeds or optimizer in self._former
-        # Since the leader's step there was no backward pass, so this optimizer updates for the same loss.
-        elif leader is not None and optimizer is not leader and leader is self._last:
+        # No backward pass came since the last optimizer's step, so this optimizer updates for the same loss. But if the
+        # last one has stepped several times, the leader takes the sum of its updates (DiLoCo).
+        elif leader is not None and optimizer is not self._last and (leader is self._last or follows_one):
             self._partners = self._partners if leader in self._partners else WeakObjects([leader])
-            self._partners.add(optimizer)
+            self._partners.add(self._last if optimizer is leader else optimizer)
             if optimizer in self._former:
                 self._began_at = None
         # In the first iteration, the last optimizer to step after a separate backward pass leads.
