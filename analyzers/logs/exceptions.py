@@ -47,6 +47,7 @@ _TOOLS = re.compile(
 _POINTERS = (
     "A Ray actor died",
     "See root cause above",
+    "The actor died unexpectedly before finishing this task",
     "See stack trace for root cause",
     "due to an exception in a background process",
     "AlgorithmError: Exit Code: ",

@@ -1,0 +1,23 @@
+"""Lines that follow from another line of the same log, and what libraries print below or above an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analyzers.report.wording.explained import next_step
+from tests.analyzers.evidence.written import diagnosed
+
+RAISED = 'Traceback (most recent call last):\n  File "{path}", line 9, in run\n    result()\n{error}\n'
+
+
+def test_an_error_that_says_that_an_actor_died_is_not_its_cause(tmp_path: Path) -> None:
+    text = (
+        "WARNING worker.py:1829 -- A worker died or was killed while executing a task by an unexpected system error. "
+        "Node ID: 3c Worker IP address: 10.0.0.7 Worker port: 10016 Worker PID: 4711 Worker exit type: SYSTEM_ERROR\n"
+        "ray.exceptions.RayTaskError(RuntimeError): ray::Trainable.train() (pid=40, ip=10.0.0.7, repr=Trainer)\n"
+        '  File "/job/ray_util.py", line 88, in run\n    self._ret = self._target(*self._args)\n'
+        "RuntimeError: The actor died unexpectedly before finishing this task.\n"
+    )
+    finding = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (finding.cause, finding.status) == ("exit", "suspect")
+    assert finding.summary.startswith("A Ray worker (process 4711 on 10.0.0.7) died")
