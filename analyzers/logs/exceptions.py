@@ -13,6 +13,7 @@ from store.readers.logs.rules import cause_of
 
 __all__ = [
     "Relevance",
+    "is_closed_by_loss",
     "is_cut_start",
     "is_launchers",
     "is_stop",
@@ -198,6 +199,15 @@ def is_victims(entry: LogLine) -> bool:
     if LOST_PEER.search(text) is not None and not _is_of_another_package(entry) and not _is_own_raise(entry):
         return True
     return type_of(entry) in _GENERIC_TYPES and _is_of_communication(entry, text)
+
+
+def is_closed_by_loss(entry: LogLine, book: LogBook) -> bool:
+    """Return True for a RendezvousClosedError of a launcher that restarts after a lost peer or a failed worker."""
+    if "RendezvousClosedError" not in text_of(entry):
+        return False
+    lost = [one for one in book.of("exception") if is_victims(one)]
+    lost += [one for one in book.of("worker_failed") if one.source == entry.source]
+    return any(book.position(one) < book.position(entry) for one in lost)
 
 
 def _is_of_another_package(entry: LogLine) -> bool:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from analyzers.causes import COLLECT
 from analyzers.logs.candidate import Candidate, from_lines, who
-from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, relevance, type_of
+from analyzers.logs.exceptions import is_closed_by_loss, is_launchers, is_stop, is_victims, relevance, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.run.ends.exceptions import Frame, own_frame, read_traceback
@@ -122,8 +122,7 @@ def _take_others(entry: LogLine, ended: Ended) -> None:
     """Add the other failures in torchrun's table: ranks that failed as early as the root cause are equally suspect."""
     for part in entry.text("others").split(", "):
         rank, _, time = part.partition("@")
-        seen_s = _seconds(time)
-        if rank.isdecimal() and seen_s is not None:
+        if rank.isdecimal() and (seen_s := _seconds(time)) is not None:
             ended.times_s.setdefault(int(rank), seen_s)
 
 
@@ -221,7 +220,7 @@ def _was_found_ended(entry: LogLine) -> bool:
 
 
 def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
-    raised = {entry.rank for entry in book.of("exception") if not is_launchers(entry)}
+    raised = {one.rank for one in book.of("exception") if not is_launchers(one) and not is_closed_by_loss(one, book)}
     # Ranks whose exit is explained. None is among them if a line without a rank may explain the exit of any rank.
     explained = raised | _gave_up(book) | set(ended.victims)
     explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()  # the loop may have exited on NaN

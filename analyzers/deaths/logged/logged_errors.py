@@ -21,6 +21,7 @@ from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.logs.candidate import Candidate, from_lines, named_by, ranks_of, who
 from analyzers.logs.exceptions import (
     Relevance,
+    is_closed_by_loss,
     is_cut_start,
     is_launchers,
     is_stop,
@@ -78,7 +79,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     for entry in book.of("exception"):
         if is_launchers(entry) or is_victims(entry) or is_stop(entry):
             continue
-        if _is_closed_by_loss(entry, book) or _lacks_failed_build(entry, book):
+        if is_closed_by_loss(entry, book) or _lacks_failed_build(entry, book):
             continue
         if _repeats(entry, unstarted):
             continue
@@ -106,7 +107,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         gave_up = first_timeout.get(entry.rank)
         if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(entry)):
             continue
-        if _is_closed_by_loss(entry, book):
+        if is_closed_by_loss(entry, book):
             continue
         found.setdefault((_cause(entry, rule), ""), []).append((entry, relevance(entry, book)))
     _join_broken_pipes(found)
@@ -173,13 +174,6 @@ def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
             found |= {(one.source, one.line): entry for one in chain[:-1]}
             found[entry.source, entry.line] = chain[0]
     return found
-
-
-def _is_closed_by_loss(entry: LogLine, book: LogBook) -> bool:
-    """Return True for a RendezvousClosedError of a launcher that restarts after a lost connection."""
-    return "RendezvousClosedError" in text_of(entry) and any(
-        is_victims(one) and book.position(one) < book.position(entry) for one in book.of("exception")
-    )
 
 
 def _lacks_failed_build(entry: LogLine, book: LogBook) -> bool:

@@ -21,3 +21,12 @@ def test_an_error_that_says_that_an_actor_died_is_not_its_cause(tmp_path: Path) 
     finding = diagnosed(tmp_path, "job.log", text).fired[0]
     assert (finding.cause, finding.status) == ("exit", "suspect")
     assert finding.summary.startswith("A Ray worker (process 4711 on 10.0.0.7) died")
+
+
+def test_a_rendezvous_that_a_failed_worker_closed_is_not_the_cause(tmp_path: Path) -> None:
+    closed = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"
+    agent = RAISED.format(path="/env/torch/distributed/elastic/rendezvous/dynamic_rendezvous.py", error=closed)
+    failed = "E0301 10:00:00.000000 870 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) "
+    text = f"{failed}local_rank: 0 (pid: 876) of binary: /usr/bin/python3\n{agent}"
+    assert diagnosed(tmp_path, "job.log", text).fired[0].cause == "exit"
+    assert diagnosed(tmp_path, "alone.log", agent).fired[0].cause == "rendezvous"
