@@ -165,11 +165,13 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             continue
         groups.setdefault(signal, []).append((rank, entry))
     ends = {entry.source: entry.line for entry in book.of("finished")}
+    if abort_text is not None and any(signal == "SIGABRT" for signal, _ in ended.signals.values()):
+        ends.setdefault(abort_text.source, abort_text.line)
     for signal, group in groups.items():
         if signal == "SIGKILL" and all(
             ends.get(entry.source, entry.line) < entry.line and not _was_found_ended(entry) for _, entry in group
         ):
-            continue  # the job had finished, and the launcher killed the processes that remained
+            continue  # the job had finished or aborted, and the launcher killed the processes that remained
         first = _earliest([rank for rank, _ in group], ended)
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
         if signal != "SIGABRT":  # the end of a peer causes no such signal, so name the ranks that got it

@@ -30,3 +30,20 @@ def test_a_rendezvous_that_a_failed_worker_closed_is_not_the_cause(tmp_path: Pat
     text = f"{failed}local_rank: 0 (pid: 876) of binary: /usr/bin/python3\n{agent}"
     assert diagnosed(tmp_path, "job.log", text).fired[0].cause == "exit"
     assert diagnosed(tmp_path, "alone.log", agent).fired[0].cause == "rendezvous"
+
+
+def killed(rank: int, signal: str) -> str:
+    """Hydra's report of a process that ended badly."""
+    rule = "=" * 83
+    head = f"{rule}\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    return f"{head}=   RANK {rank} PID {4700 + rank} RUNNING AT n1\n=   KILLED BY SIGNAL: {signal}\n{rule}\n"
+
+
+def test_the_processes_that_hydra_kills_after_one_aborted_are_not_to_blame(tmp_path: Path) -> None:
+    reason = "n1:rank1: Assertion failure at psm3/ptl_am/ptl.c:196: nbytes == req->recv_msglen\n"
+    ends = killed(1, "6 (Aborted)") + killed(0, "9 (Killed)")
+    (finding,) = diagnosed(tmp_path, "job.log", reason + ends).fired
+    assert (finding.cause, finding.ranks) == ("signal", (1,))
+    assert "assertion `nbytes == req->recv_msglen` failed at psm3/ptl_am/ptl.c:196" in finding.summary
+    unexplained = diagnosed(tmp_path, "unexplained.log", ends).fired[0]
+    assert unexplained.ranks == (0,)  # nothing says why rank 1 aborted: the peer that was killed may be the reason
