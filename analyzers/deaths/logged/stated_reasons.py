@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analyzers.logs.exceptions import Relevance, text_of, waits_for_launchers, words_of
 from analyzers.logs.log_events import LogLine
@@ -31,6 +31,8 @@ _JOIN_KEY = re.compile(r"torch\.rendezvous|\binit/")
 _END_KEY = "torchelastic/agent/terminal_state"
 _UNCONNECTED = re.compile(r"unconnected ranks: \W{0,3}\[([\d, ]{1,400})\]")
 """The ranks that did not reach the first one of a communicator, as HCCL lists them."""
+_LAST_ERROR = re.compile(r"Last error:\s*(\S.{0,159})")
+"""What NCCL prints below the class of an error, if it knows more."""
 _COMPILED = re.compile(
     r"(?<![\w/])(?!/tmp/)/\S*(?:/\.triton/|/triton_cache|/torchinductor_|/inductor_cache|/torch_extensions/|/torch_compile)"
 )
@@ -81,6 +83,11 @@ _SETTINGS = Reason(
     text="HCCL refused a setting of the job: {error}",
     do="Correct that environment variable, or that entry of the rank table, on the hosts that report it.",
 )
+_PLUGIN = Reason(text="NCCL's network plugin could not open its device: {error}")
+_NCCL = Reason(
+    text="{who} got an error from NCCL{at}: ",
+    do="Run again with NCCL_DEBUG=INFO: the lines above this error show what NCCL was doing, and on which device.",
+)
 _CACHE = Reason(
     do="Processes of several nodes write this cache, and replace each other's files: give every node a folder on a "
     "local disk (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR).",
@@ -100,6 +107,10 @@ def stated_reason(entry: LogLine) -> Reason | None:
         return _CACHE
     if kind == "hccl_rank_table":
         return _SETTINGS
+    if kind == "fabric_setup":
+        return _PLUGIN
+    if rule is not None and rule.role == "nccl" and (named := _LAST_ERROR.search(entry.text("message"))):
+        return replace(_NCCL, text=_NCCL.text + named[1].replace("{", "{{").replace("}", "}}"))
     if kind == "hccl_detect" and (listed := _UNCONNECTED.search(text_of(entry))):
         return _unconnected(tuple(int(rank) for rank in listed[1].split(",") if rank.strip()))
     return _of_wait(text_of(entry), entry.text("traceback")) if kind in _WAITS else None

@@ -47,3 +47,27 @@ def test_the_processes_that_hydra_kills_after_one_aborted_are_not_to_blame(tmp_p
     assert "assertion `nbytes == req->recv_msglen` failed at psm3/ptl_am/ptl.c:196" in finding.summary
     unexplained = diagnosed(tmp_path, "unexplained.log", ends).fired[0]
     assert unexplained.ranks == (0,)  # nothing says why rank 1 aborted: the peer that was killed may be the reason
+
+
+def test_the_last_error_of_nccl_is_quoted(tmp_path: Path) -> None:
+    error = (
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, internal error, NCCL version 2.20.5\n"
+        "ncclInternalError: Internal check failed.\nLast error:\n{}\n"
+    )
+    path = "/env/torch/distributed/distributed_c10d.py"
+    last = RAISED.format(path=path, error=error.format("Failed to find reverse path from remNode 0/2 to {node} 0/7"))
+    finding = diagnosed(tmp_path, "job.log", last).fired[0]
+    assert (finding.cause, finding.ranks, finding.status) == ("nccl_error", (), "suspect")
+    assert "Failed to find reverse path from remNode 0/2 to {node} 0/7" in finding.summary
+    empty = diagnosed(tmp_path, "empty.log", RAISED.format(path=path, error=error.format(""))).fired[0]
+    assert "does not name its cause" in empty.summary
+
+
+def test_a_network_plugin_that_finds_no_device_has_transferred_nothing(tmp_path: Path) -> None:
+    warn = "[2026-03-01 10:00:00] n1:19:27 [0] {}:1 NCCL WARN NET/OFI {}\n"
+    text = warn.format("nccl_net_ofi_rdma_init", "OFI fi_getinfo() call failed: No data available")
+    text += warn.format("nccl_net_ofi_create_plugin", "Unable to find a protocol that worked.  Failing initialization.")
+    finding = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (finding.cause, finding.ranks) == ("infiniband", ())
+    assert finding.summary.startswith("NCCL's network plugin could not open its device")
+    assert "fi_info" in next_step(finding)
