@@ -251,6 +251,10 @@ def relevance(entry: LogLine, book: LogBook) -> Relevance:
         return "survived"  # a later line says that the job finished
     if entry.number("later_lines") and not book.seen and not any(book.of_role("death", "victim", "outside")):
         return "survived"  # only one process prints; it printed further lines, and no line reports an end
+    if entry.kind == "no_keep_alive" and any(
+        one.source == entry.source and one.line < entry.line for one in book.of("finished", "process_finished")
+    ):
+        return "survived"  # the node that serves the agents' store ended before this one's agent
     if _AT_EXIT in text_of(entry):
         return "ignored"
     if _EXIT_HANDLERS.search(entry.text("traceback")):

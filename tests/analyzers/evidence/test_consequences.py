@@ -71,3 +71,15 @@ def test_a_network_plugin_that_finds_no_device_has_transferred_nothing(tmp_path:
     assert (finding.cause, finding.ranks) == ("infiniband", ())
     assert finding.summary.startswith("NCCL's network plugin could not open its device")
     assert "fi_info" in next_step(finding)
+
+
+def test_agents_of_finished_workers_that_lose_their_store_end_no_job(tmp_path: Path) -> None:
+    lost = (
+        "[2026-03-01 18:00:02,010] torch.distributed.elastic.rendezvous.dynamic_rendezvous: [WARNING] The node "
+        "'n1_212_0' has failed to send a keep-alive heartbeat to the rendezvous 'none' due to an error of type "
+        "RendezvousConnectionError.\n"
+    )
+    steps = "".join(f"step {step} loss {2 - step / 10}\n" for step in range(1, 9))
+    saved = "Saved final checkpoint to /checkpoints/final\n"
+    assert not diagnosed(tmp_path, "job.log", steps + saved + lost).fired
+    assert diagnosed(tmp_path, "lost.log", steps + lost).fired[0].cause == "connection_lost"
