@@ -75,13 +75,14 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     has_timeout = any(book.of("device_task_timeout"))
     chains = _chains(book)
     unstarted = [one for one in book.of("exception") if is_cut_start(one)]
+    continued = {_first_line_of(one) for one in book.of("exception") if "\n" in one.text("message")}
     found: dict[tuple[str, str], list[tuple[LogLine, Relevance]]] = {}
     for entry in book.of("exception"):
         if is_launchers(entry) or is_victims(entry) or is_stop(entry):
             continue
         if is_closed_by_loss(entry, book) or _lacks_failed_build(entry, book):
             continue
-        if _repeats(entry, unstarted):
+        if _repeats(entry, unstarted) or (not entry.text("traceback") and _first_line_of(entry) in continued):
             continue
         gave_up = first_timeout.get(entry.rank)
         if gave_up is not None and gave_up < book.position(entry):
@@ -220,6 +221,11 @@ def _repeats(entry: LogLine, tracebacks: list[LogLine]) -> bool:
         _is_last_line_of(entry, [one]) and type_of(one) in entry.message and one.text("message") in entry.message
         for one in tracebacks
     )
+
+
+def _first_line_of(entry: LogLine) -> tuple[str, int | None, str, str]:
+    """Key of an error: the last line of a traceback is read alone as well, without the lines that follow it."""
+    return (entry.source, entry.rank, type_of(entry), entry.text("message").partition("\n")[0])
 
 
 _NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier", "trace_culprits", "jax_barrier")

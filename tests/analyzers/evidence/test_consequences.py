@@ -83,3 +83,9 @@ def test_agents_of_finished_workers_that_lose_their_store_end_no_job(tmp_path: P
     saved = "Saved final checkpoint to /checkpoints/final\n"
     assert not diagnosed(tmp_path, "job.log", steps + saved + lost).fired
     assert diagnosed(tmp_path, "lost.log", steps + lost).fired[0].cause == "connection_lost"
+
+
+def test_the_cause_on_the_second_line_of_a_message_is_the_cause(tmp_path: Path) -> None:
+    error = "jaxlib._jax.XlaRuntimeError: DEADLINE_EXCEEDED: Deadline Exceeded\nRPC: /tensorflow.CoordinationService/"
+    text = RAISED.format(path="/job/train.py", error=f"{error}RegisterTask")
+    assert [one.cause for one in diagnosed(tmp_path, "job.log", text).fired] == ["rendezvous"]
