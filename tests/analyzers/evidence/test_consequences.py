@@ -89,3 +89,9 @@ def test_the_cause_on_the_second_line_of_a_message_is_the_cause(tmp_path: Path) 
     error = "jaxlib._jax.XlaRuntimeError: DEADLINE_EXCEEDED: Deadline Exceeded\nRPC: /tensorflow.CoordinationService/"
     text = RAISED.format(path="/job/train.py", error=f"{error}RegisterTask")
     assert [one.cause for one in diagnosed(tmp_path, "job.log", text).fired] == ["rendezvous"]
+
+
+def test_an_abort_of_abseil_is_an_end(tmp_path: Path) -> None:
+    line = "*** SIGABRT received by PID 9361 (TID 9361) on cpu 40 from PID 9361; stack trace: ***\n"
+    finding = diagnosed(tmp_path, "job.log", line).fired[0]
+    assert (finding.cause, finding.ranks, finding.status) == ("signal", (), "suspect")
