@@ -115,7 +115,11 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
             rank_class="hang",
             what=f"A task on a device did not end in time ({lines[0].text('reason')})",
             is_proven=False,
-            evidence={"reported_by_ranks": list(ranks_of(lines))},
+            evidence={
+                "reported_by_ranks": list(ranks_of(lines)),
+                "do": "Look for an earlier error in the plogs of all hosts (~/ascend/log) and `npu-smi info`. If there "
+                "is none, a rank came late, and the task waited for it: read the ends of the other ranks' logs.",
+            },
         )
 
 

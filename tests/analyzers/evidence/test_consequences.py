@@ -95,3 +95,11 @@ def test_an_abort_of_abseil_is_an_end(tmp_path: Path) -> None:
     line = "*** SIGABRT received by PID 9361 (TID 9361) on cpu 40 from PID 9361; stack trace: ***\n"
     finding = diagnosed(tmp_path, "job.log", line).fired[0]
     assert (finding.cause, finding.ranks, finding.status) == ("signal", (), "suspect")
+
+
+def test_the_tools_of_another_vendor_are_not_advised_for_an_npu(tmp_path: Path) -> None:
+    line = "EE1002: Stream synchronize timeout. rtDeviceSynchronize execute failed, reason=[stream sync timeout]\n"
+    finding = diagnosed(tmp_path, "job.log", line).fired[0]
+    assert finding.cause == "device_stuck"
+    assert "npu-smi" in next_step(finding)
+    assert "nvidia-smi" not in next_step(finding)
