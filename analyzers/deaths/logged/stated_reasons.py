@@ -83,6 +83,10 @@ _SETTINGS = Reason(
     text="HCCL refused a setting of the job: {error}",
     do="Correct that environment variable, or that entry of the rank table, on the hosts that report it.",
 )
+_TERMINATED = Reason(
+    do="A process sent SIGTERM to the loader's worker, which the out-of-memory killer never does: find out who or what "
+    "ended the job, or its processes, at that time."
+)
 _PLUGIN = Reason(text="NCCL's network plugin could not open its device: {error}")
 _NCCL = Reason(
     text="{who} got an error from NCCL{at}: ",
@@ -107,6 +111,8 @@ def stated_reason(entry: LogLine) -> Reason | None:
         return _CACHE
     if kind == "hccl_rank_table":
         return _SETTINGS
+    if kind == "data_worker" and "killed by signal: Terminated" in text_of(entry):
+        return _TERMINATED
     if kind == "fabric_setup":
         return _PLUGIN
     if rule is not None and rule.role == "nccl" and (named := _LAST_ERROR.search(entry.text("message"))):

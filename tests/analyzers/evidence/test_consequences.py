@@ -103,3 +103,15 @@ def test_the_tools_of_another_vendor_are_not_advised_for_an_npu(tmp_path: Path) 
     assert finding.cause == "device_stuck"
     assert "npu-smi" in next_step(finding)
     assert "nvidia-smi" not in next_step(finding)
+
+
+def test_a_loader_worker_that_got_sigterm_did_not_run_out_of_memory(tmp_path: Path) -> None:
+    said = {}
+    for how in ("Terminated", "Killed"):
+        error = f"RuntimeError: DataLoader worker (pid 4711) is killed by signal: {how}. "
+        text = RAISED.format(path="/job/train.py", error=error)
+        finding = diagnosed(tmp_path, f"{how}.log", text).fired[0]
+        assert finding.cause == "data_worker"
+        said[how] = next_step(finding)
+    assert "SIGTERM" in said["Terminated"]
+    assert "host memory" in said["Killed"]
