@@ -115,3 +115,10 @@ def test_a_loader_worker_that_got_sigterm_did_not_run_out_of_memory(tmp_path: Pa
         said[how] = next_step(finding)
     assert "SIGTERM" in said["Terminated"]
     assert "host memory" in said["Killed"]
+
+
+def test_the_frame_of_another_process_is_no_message(tmp_path: Path) -> None:
+    text = RAISED.format(path="/job/train.py", error="AssertionError\n    self.run(**options)")
+    finding = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (finding.cause, finding.evidence["error_type"]) == ("exception", "AssertionError")
+    assert "options" not in finding.summary

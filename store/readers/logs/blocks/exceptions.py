@@ -88,7 +88,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
     frames: list[str] = []
     found: dict[str, Any] | None = None
     message: list[str] = []
-    is_over = is_timed = False
+    is_over = is_timed = has_message = False
     num_lines = 0
     margin = f"{group[1]}| " if (group := _GROUP.search(head)) else ""
     for prefix, text in lines:
@@ -109,6 +109,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
             raised = RAISED.match(line.strip("│ ")) if not line.startswith("  ") else None
             if raised is not None:
                 found = {"type": raised["type"], "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:]}
+                has_message = raised["message"] is not None
                 first = (raised["message"] or "").lstrip()
                 is_timed = prefix.wall_ns is not None  # True if the log collector wrote a time before each line
                 message = ["" if first.startswith('File "') else raised["message"] or ""]  # another writer's frame
@@ -131,6 +132,8 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
                 break
             is_over = True
             continue
+        if not has_message and len(message) == 1 and line.startswith("  "):
+            break  # another writer's frame
         if is_caught and (inner := RAISED.match(line)) is not None:
             found["type"] = inner["type"]
             found["traceback"] = "\n".join(message[1:])[-MAX_FRAMES_TEXT:]
