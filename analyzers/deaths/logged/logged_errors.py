@@ -75,7 +75,8 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     has_timeout = any(book.of("device_task_timeout"))
     chains = _chains(book)
     unstarted = [one for one in book.of("exception") if is_cut_start(one)]
-    continued = {_first_line_of(one) for one in book.of("exception") if "\n" in one.text("message")}
+    stacks = [one for one in book.of("exception") if one.text("traceback")]
+    continued = {_first_line_of(one) for one in stacks if "\n" in one.text("message") and not is_victims(one)}
     found: dict[tuple[str, str], list[tuple[LogLine, Relevance]]] = {}
     for entry in book.of("exception"):
         if is_launchers(entry) or is_victims(entry) or is_stop(entry):

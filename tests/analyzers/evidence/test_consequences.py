@@ -89,6 +89,10 @@ def test_the_cause_on_the_second_line_of_a_message_is_the_cause(tmp_path: Path) 
     error = "jaxlib._jax.XlaRuntimeError: DEADLINE_EXCEEDED: Deadline Exceeded\nRPC: /tensorflow.CoordinationService/"
     text = RAISED.format(path="/job/train.py", error=f"{error}RegisterTask")
     assert [one.cause for one in diagnosed(tmp_path, "job.log", text).fired] == ["rendezvous"]
+    timeout = "[E ProcessGroupNCCL.cpp:456] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"
+    oom = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 MiB.\n{timeout}"
+    finding = diagnosed(tmp_path, "oom.log", RAISED.format(path="/job/train.py", error=oom)).fired[0]
+    assert (finding.cause, finding.evidence["error_type"]) == ("out_of_memory", "OutOfMemoryError")
 
 
 def test_an_abort_of_abseil_is_an_end(tmp_path: Path) -> None:
