@@ -322,7 +322,7 @@ def _product(node: Any) -> float:
         name = type(node).__name__
         if name not in ("DivBackward0", "MulBackward0"):
             break
-        other = getattr(node, "_saved_other", None)
+        other = _saved(node, "other")
         if not isinstance(other, Tensor) or other.numel() != 1 or not other.is_cpu or other.requires_grad:
             return 0.0 if name == "DivBackward0" else product  # the divisor is on a device, so the factor is unknown
         number = other.item()
@@ -330,3 +330,11 @@ def _product(node: Any) -> float:
         following = getattr(node, "next_functions", ())
         node = following[0][0] if following else None
     return product
+
+
+def _saved(node: Any, name: str) -> Any:
+    """An operand that autograd has saved in this node; None if the program's hooks keep it. Reading would call its
+    unpack hook, which may answer only once: offloaded activations are dropped when they are fetched back.
+    """
+    keeper = getattr(node, f"_raw_saved_{name}", None)
+    return None if getattr(keeper, "unpack_hook", None) else getattr(node, f"_saved_{name}", None)

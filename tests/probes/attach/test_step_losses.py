@@ -187,6 +187,29 @@ def test_a_loss_scale_applied_by_the_loop_is_not_part_of_the_loss(scales: tuple[
     assert rows(tmp_path / "run", "SELECT loss FROM steps ORDER BY step") == [(pytest.approx(one),) for one in expected]
 
 
+def test_a_tensor_that_the_programs_hooks_keep_is_not_read(tmp_path: Path) -> None:
+    """Offloaded activations are dropped when they are fetched back, so a second read fails."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    kept: dict[int, Tensor] = {}
+
+    def offload(tensor: Tensor) -> int:
+        kept[len(kept) + 1] = tensor
+        return len(kept)
+
+    expected: Losses = []
+    for _ in range(2):
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(offload, kept.pop):
+            loss = model(torch.ones(2, 4)).square().sum() / torch.tensor(2.0)
+        loss.backward()
+        expected.append(loss.item())
+        optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", "SELECT loss FROM steps ORDER BY step") == [(pytest.approx(one),) for one in expected]
+
+
 @pytest.mark.parametrize("passes_first", [False, True])
 def test_the_loss_of_another_optimizer_is_not_part_of_the_step(passes_first: bool, tmp_path: Path) -> None:
     """A discriminator and its generator, or an architecture and its weights on two loaders. If both passes come before
