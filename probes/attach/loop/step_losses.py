@@ -11,6 +11,8 @@ embedding.
 Several backward passes in a step, each with its own forward pass, are micro-batches. If the loop divides each loss by
 the number of passes, the step's loss is the sum of the losses. Otherwise it is their mean. The autograd graph shows
 each loss's factor. The loop divides if the factors add up to at most 1, or if each is at most 1 / number of passes.
+A factor that is an integer tensor is a count of tokens or samples: the step's loss is then the mean of all of them, the
+sum of the losses divided by the sum of the counts.
 
 Several losses of one forward pass are parts of one loss and are summed. Losses belong to one pass if no forward pass
 lies between their backward passes, or if no model was called twice (a backbone and a head per task may be separate
@@ -41,6 +43,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...device.capture import is_capturing
 from ...fail_open import failing_open
 from ...step_scalars import StepScalars
 from ...torch_compat import foreach_norm
@@ -59,6 +62,8 @@ LARGEST_WEIGHT = "largest_weight_of_last_pass"
 optimizer such as sharpness-aware minimization makes."""
 MIN_SCALE = 128.0
 """Minimum initial loss scale. Common initial values range from 128 to 2^32."""
+_COUNTS = frozenset((torch.int16, torch.int32, torch.int64))
+_INT8 = torch.zeros((), dtype=torch.int8, device="cpu")
 _TOLERANCE = 1e-4
 _MAX_DEPTH = 4
 _OTHER_LOSSES = frozenset(
@@ -72,21 +77,28 @@ _OTHER_LOSSES = frozenset(
 """Words in the names of losses other than the step's."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """What `backward` was called on."""
+
+    value: float | Tensor
+    factor: float
+    count: float | Tensor | None  # number of tokens or samples by which the loop has multiplied a mean
+
+
 @dataclass
 class _Passes:
     """Losses and counts of the passes of a step so far."""
 
-    losses: list[float | Tensor]
-    factors: list[float]
+    losses: list[_Loss]
     forwards: Counter[int]
     groups: int
     tokens: int
     padded: int | Tensor
 
     def __sub__(self, before: _Passes) -> _Passes:
-        losses, factors = self.losses[len(before.losses) :], self.factors[len(before.factors) :]
         added = self.groups - before.groups, self.tokens - before.tokens, self.padded - before.padded
-        return _Passes(losses, factors, self.forwards - before.forwards, *added)
+        return _Passes(self.losses[len(before.losses) :], self.forwards - before.forwards, *added)
 
 
 class StepLosses:
@@ -95,14 +107,13 @@ class StepLosses:
     def __init__(self, values: StepScalars, scaling: LossScaling) -> None:
         self._values = values
         self._scaling = scaling
-        self._losses: list[float | Tensor] = []
-        self._factors: list[float] = []
+        self._losses: list[_Loss] = []
         self._forwards: Counter[int] = Counter()  # id of a model -> number of forward passes of that model
         self._unseen = 0  # 1 if the first backward pass came without a forward pass
         self._groups = 0  # number of groups; a group is backward passes with no forward pass between them
         self._follows_forward = True
         self._keeps_graph = False
-        self._has_scale = False
+        self._has_scale: bool | None = None  # None: no loss had a factor above 1 yet
         self._tokens = 0
         self._padded: int | Tensor = 0
         self._language_models = WeakObjects()
@@ -123,7 +134,6 @@ class StepLosses:
         """Forget the losses and tokens of the previous step, except those moved to this step."""
         self._scaling.step_began()
         self._losses.clear()
-        self._factors.clear()
         self._logged.clear()
         self._forwards.clear()
         self._aside.clear()
@@ -141,7 +151,7 @@ class StepLosses:
 
     def _note_first(self) -> None:
         if self._before_updates is None and self._losses:
-            self._before_updates = sum(self._losses[1:], self._losses[0])
+            self._before_updates = _combined(self._losses)
 
     def move_to_next_step(self) -> None:
         """Move the passes since the newest update to the step that is about to begin: the same optimizer uses them."""
@@ -152,28 +162,24 @@ class StepLosses:
 
     def set_aside(self) -> None:
         """Note that an optimizer other than the leader uses the losses so far, or those since the leader's update."""
-        kept = self._updated or _Passes([], [], Counter(), 0, self._tokens, self._padded)
+        kept = self._updated or _Passes([], Counter(), 0, self._tokens, self._padded)
         if (used := self._passes() - kept).losses:
             self._note_first()
             self._aside.append(used)
-            self._losses, self._factors, self._forwards = kept.losses[:], kept.factors[:], kept.forwards.copy()
+            self._losses, self._forwards = kept.losses[:], kept.forwards.copy()
             self._groups, self._largest_weight = kept.groups, None
 
     def _take_back(self) -> None:
         """Use the losses that were set aside if there is no other."""
         if self._aside and not self._losses:
             one = self._aside.pop()
-            self._losses, self._factors, self._forwards, self._groups = (
-                one.losses, one.factors, one.forwards, one.groups,
-            )  # fmt: skip
+            self._losses, self._forwards, self._groups = one.losses, one.forwards, one.groups
 
     def _passes(self) -> _Passes:
-        return _Passes(
-            self._losses[:], self._factors[:], self._forwards.copy(), self._groups, self._tokens, self._padded
-        )
+        return _Passes(self._losses[:], self._forwards.copy(), self._groups, self._tokens, self._padded)
 
     def _set(self, passes: _Passes) -> None:
-        self._losses, self._factors, self._forwards = passes.losses, passes.factors, passes.forwards
+        self._losses, self._forwards = passes.losses, passes.forwards
         self._groups, self._tokens, self._padded = passes.groups, passes.tokens, passes.padded
 
     def forward(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -208,21 +214,23 @@ class StepLosses:
         self._follows_forward = False
         self._keeps_graph = create_graph if retain_graph is None else retain_graph
         loss = self._scaling.unscaled(root)
-        factor = abs(_product(root.grad_fn) if loss is root else _factor_behind(root))
-        if loss is root and self._is_scale(factor):
+        # A scaler made the last operation of the loss.
+        last = root.grad_fn if loss is root else _input_of(root.grad_fn)
+        factor, count = abs(_product(last)), _count(last)
+        if loss is root and count is None and self._is_scale(factor):
             loss, factor = root.detach() / factor, 1.0
-        self._factors.append(factor)
         is_plain = type(loss) is Tensor and loss.is_cpu  # the value on the CPU is known without waiting for a device
-        self._losses.append(loss.item() if is_plain else loss.detach().reshape(()))
+        self._losses.append(_Loss(loss.item() if is_plain else loss.detach().reshape(()), factor, count))
 
     def _is_scale(self, factor: float) -> bool:
-        """Return True if the loop itself scales the loss by `factor`. The first such factor is a power of two and too
-        large for a loss weight; after it any factor above 1 counts.
+        """Return True if the loop itself scales the loss by `factor`. The loop's first factor above 1 decides: a scale
+        is a power of two and too large for a loss weight.
 
         A scale must not be part of the loss, or the loss would jump each time the scale grows.
         """
-        self._has_scale = self._has_scale or (factor >= MIN_SCALE and math.frexp(factor)[0] == 0.5)
-        return self._has_scale and factor > 1
+        if self._has_scale is None and factor > 1:
+            self._has_scale = factor >= MIN_SCALE and math.frexp(factor)[0] == 0.5
+        return bool(self._has_scale) and factor > 1
 
     def log(self, /, **values: float | Tensor) -> None:
         """Write values that the loop logs itself."""
@@ -234,7 +242,7 @@ class StepLosses:
     def keep_newest(self) -> None:
         """Forget all losses of this step but the newest. The earlier ones belong to steps of which the end was not
         detected."""
-        del self._losses[:-1], self._factors[:-1]
+        del self._losses[:-1]
         self._forwards.clear()
         self._unseen = self._groups = min(self._groups, 1)
 
@@ -260,11 +268,10 @@ class StepLosses:
         if measured_norm is not None and "grad_norm" in self._logged:
             values[MEASURED + "grad_norm"] = measured_norm
         if self._losses and self._largest_weight is not None:
-            values |= {FIRST_LOSS: self._losses[0], LARGEST_WEIGHT: self._largest_weight}
+            values |= {FIRST_LOSS: _combined(self._losses[:1]), LARGEST_WEIGHT: self._largest_weight}
         if values:
             self._values.put(**values)
         self._losses.clear()
-        self._factors.clear()
 
     def failed(self, frames: Frames) -> None:
         """Write the loss of a step that an exception or exit ends. A loop that stops at a NaN has computed the loss,
@@ -280,14 +287,26 @@ class StepLosses:
             self._values.put_in_open_step(**columns)
 
     def _loss(self) -> float | Tensor:
-        total: float | Tensor = sum(self._losses[1:], self._losses[0])
+        total = _combined(self._losses)
         for one in self._aside:
-            total = total + 0.0 * sum(one.losses)  # NaN if any of these losses is NaN
+            total = total + 0.0 * _combined(one.losses)  # NaN if any of these losses is NaN
         if self._largest_weight is not None:
-            return self._losses[0] + 0.0 * total  # NaN if any later loss is NaN
+            return _combined(self._losses[:1]) + 0.0 * total  # NaN if any later loss is NaN
         passes = min(self._groups, self._unseen + max(self._forwards.values(), default=self._groups))
-        least = min(sum(self._factors), passes * max(self._factors))
-        return total if passes < 2 or least <= 1 + _TOLERANCE else total / passes
+        factors = [one.factor for one in self._losses]
+        is_whole = passes < 2 or all(one.count is not None for one in self._losses)
+        return total if is_whole or min(sum(factors), passes * max(factors)) <= 1 + _TOLERANCE else total / passes
+
+
+def _combined(losses: list[_Loss]) -> float | Tensor:
+    """The sum of the losses, or the mean of all that they count."""
+    first, *others = losses
+    total = sum((one.value for one in others), first.value)
+    counts = [one.count for one in losses if one.count is not None]
+    if len(counts) < len(losses):
+        return total
+    count = sum(counts[1:], counts[0])
+    return total / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1))
 
 
 def _bad_loss_in(variables: Mapping[str, Any]) -> dict[str, float]:
@@ -309,10 +328,22 @@ def _largest_weight(model: nn.Module) -> Tensor | None:
     return torch.stack([one.float().to(largest[0].device) for one in largest]).amax() if largest else None
 
 
-def _factor_behind(root: Tensor) -> float:
-    """Factor by which a loss was scaled: the scaler made the last operation of the loss."""
-    following = getattr(root.grad_fn, "next_functions", ())
-    return _product(following[0][0]) if following else 1.0
+def _input_of(node: Any) -> Any:
+    """The operation that made the first operand of this one."""
+    following = getattr(node, "next_functions", ())
+    return following[0][0] if following else None
+
+
+def _count(node: Any) -> float | Tensor | None:
+    """The integer tensor by which this node multiplies the loss, if it does. One on a device is copied there, since the
+    loop may change it, and not waited for."""
+    if type(node).__name__ != "MulBackward0" or is_capturing():
+        return None
+    for other in (_saved(node, name) for name in ("other", "self")):
+        # A number in the program's text has a lower rank than a tensor: it does not raise the type of an int8.
+        if type(other) is Tensor and other.numel() == 1 and torch.result_type(other, _INT8) in _COUNTS:
+            return other.item() if other.is_cpu else other.detach().reshape(()).clone()
+    return None
 
 
 def _product(node: Any) -> float:
@@ -327,8 +358,7 @@ def _product(node: Any) -> float:
             return 0.0 if name == "DivBackward0" else product  # the divisor is on a device, so the factor is unknown
         number = other.item()
         product *= number if name == "MulBackward0" else 1 / number if number else 0.0
-        following = getattr(node, "next_functions", ())
-        node = following[0][0] if following else None
+        node = _input_of(node)
     return product
 
 
