@@ -108,7 +108,7 @@ class StepLosses:
         self._values = values
         self._scaling = scaling
         self._losses: list[_Loss] = []
-        self._forwards: Counter[int] = Counter()  # id of a model -> number of forward passes of that model
+        self._forwards: Counter[int] = Counter()  # id of a model's hooks -> number of forward passes of that model
         self._unseen = 0  # 1 if the first backward pass came without a forward pass
         self._groups = 0  # number of groups; a group is backward passes with no forward pass between them
         self._follows_forward = True
@@ -184,7 +184,8 @@ class StepLosses:
 
     def forward(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Note a forward pass with gradients."""
-        self._forwards[id(model)] += 1
+        # The copies that meta-learning makes for each task share this dictionary: they count as one model.
+        self._forwards[id(model._forward_pre_hooks)] += 1
         self._follows_forward = True
         if model in self._language_models:
             self._tokens += num_tokens(args, kwargs)

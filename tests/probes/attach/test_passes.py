@@ -90,3 +90,30 @@ def test_the_loss_of_a_step_is_that_of_the_weights_before_its_update(perturbs: b
     detach()
     with Store.open(RunDir(tmp_path / "run")) as store:
         assert store.rows("SELECT loss FROM steps ORDER BY step") == [(loss,) for loss in losses]
+
+
+def test_tasks_that_adapt_copies_of_a_model_are_micro_batches(tmp_path: Path) -> None:
+    """Meta-learning: a copy of the model per task, computed from its parameters, adapted with inner gradients."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    losses: list[float] = []
+    for _ in range(3):
+        total, copies = 0.0, []
+        for _ in range(4):
+            adapted = model.__new__(nn.Linear)
+            adapted.__dict__ = model.__dict__ | {"_parameters": {k: v.clone() for k, v in model.named_parameters()}}
+            copies.append(adapted)  # alive until the step ends, so that no two have the same id
+            inner = adapted(torch.randn(2, 4)).square().mean()
+            (gradient,) = torch.autograd.grad(inner, [adapted.weight], create_graph=True)
+            adapted._parameters["weight"] = adapted.weight - 0.1 * gradient  # type: ignore[assignment]
+            loss = adapted(torch.randn(2, 4)).square().mean()
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total / 4)
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        found = [loss for (loss,) in store.rows("SELECT loss FROM steps ORDER BY step")]
+    assert found == pytest.approx(losses)
