@@ -33,9 +33,7 @@ EXIT_STORAGE = 75
 """The disk is full or does not answer (EX_TEMPFAIL): nothing was renamed or removed, and `--resume` may be retried."""
 EXIT_PREEMPTED = 143
 """Ended by SIGTERM: 128 + 15, as if the signal had not been handled. The state is saved, and `--resume` continues."""
-STORAGE_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM}
-)
+STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 """System errors that lead to EXIT_STORAGE."""
 NOT_RESTARTED = (EXIT_MISTAKE, EXIT_GIVEN_UP, EXIT_FENCED, EXIT_PREEMPTED)
 """Exit codes that a restart would only repeat."""

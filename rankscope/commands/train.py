@@ -85,9 +85,10 @@ def train(
     with one_thread():  # ranks are forked from here
         from probes.tape.rundir import RunError
         from trainer.config.load import ConfigError
-        from trainer.exit_codes import EXIT_FINISHED, EXIT_STORAGE, STORAGE_ERRNOS
+        from trainer.exit_codes import EXIT_FAILED, EXIT_FINISHED, EXIT_STORAGE, STORAGE_ERRNOS
         from trainer.faults.options import FaultError
         from trainer.launcher.node import NodeRendezvousError
+        from trainer.launcher.processes.shortage import shortage
         from trainer.launcher.resume import FinishedError, ResumeError
         from trainer.launcher.start import Options, launch_run
         from trainer.presets import config_path as preset_or_file
@@ -112,8 +113,11 @@ def train(
         fail(str(error))
     except PermissionError as error:
         fail(f"{error.filename or 'a file of the run'}: {error.strerror}")
-    except OSError as error:
-        if error.errno not in STORAGE_ERRNOS:
+    except (OSError, RuntimeError) as error:
+        if missing := shortage(error):
+            echo(f"rankscope: {missing}, then try again.", err=True)
+            raise typer.Exit(EXIT_FAILED) from None
+        if not isinstance(error, OSError) or error.errno not in STORAGE_ERRNOS:
             raise
         where = f"{error.filename}: " if error.filename else ""
         echo(f"rankscope: {where}{error.strerror}. Free or repair the disk, then try again.", err=True)

@@ -42,7 +42,8 @@ from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
 from trainer.launcher.processes.rank_processes import RankProcesses
-from trainer.launcher.recorded_ends import failure_of, record_exit, record_stop, was_stopped
+from trainer.launcher.processes.shortage import shortage
+from trainer.launcher.recorded_ends import failure_of, mistake_in, record_exit, record_stop, was_stopped
 from trainer.launcher.requested_exclusion import refusal
 from trainer.launcher.stop_signals import StopSignals
 from trainer.layout.resolve import fitting_world
@@ -130,6 +131,8 @@ class Agent(SimpleElasticAgent):
             try:
                 attempt = fence.claim(self.run_dir, nodes=worker_group.group_world_size)
             except OSError as error:
+                if shortage(error):
+                    raise  # no matter of the disk
                 reason = error.strerror or type(error).__name__
                 raise StorageError(f"{self.run_dir.path}: the attempt cannot be claimed ({reason})") from None
             store.set("rankscope/attempt", str(attempt))
@@ -228,12 +231,15 @@ class Agent(SimpleElasticAgent):
                 self.exit_code, self._remaining_restarts = EXIT_PREEMPTED, 0
             record_stop(self.events, rank=worker.global_rank, pid=worker.id, code=code)
         else:
-            self._record_exit(worker, code, message=str(failure.message), is_blamed=is_blamed)
+            not_started = self.ranks.not_started.get(local_rank)
+            self._record_exit(worker, code, message=not_started or str(failure.message), is_blamed=is_blamed)
+            if not_started:
+                ended_by = f"Rank {worker.global_rank} could not be started: {not_started}"
             if code == EXIT_STORAGE:
                 self.exit_code = code  # exit code of the launch, once no restart is left
             if code in NOT_RESTARTED:
                 self.exit_code, self._remaining_restarts = code, 0
-            if code == EXIT_MISTAKE and (why := self._mistake(worker.global_rank)):
+            if code == EXIT_MISTAKE and (why := mistake_in(self._log(worker.global_rank))):
                 self.failure = f"{ended_by}: {why}"
         self.failure = self.failure or ended_by
         return failure
@@ -245,23 +251,16 @@ class Agent(SimpleElasticAgent):
             out_of_memory=out_of_memory, is_blamed=is_blamed,
         )  # fmt: skip
 
-    def _mistake(self, rank: int) -> str:
-        """Return the one-line configuration error that a rank printed; empty if there is none."""
-        log = self.run_dir.path / "logs" / f"attempt-{self.attempts[-1]}" / f"rank-{rank:05d}.err.log"
-        try:
-            lines = log.read_text(errors="replace").splitlines()
-        except OSError:
-            return ""
-        messages = [line.removeprefix("rankscope: ") for line in lines if line.startswith("rankscope: ")]
-        return messages[-1].rstrip(".") if messages else ""
+    def _log(self, rank: int) -> Path:
+        """The file to which a rank of the newest attempt prints its errors."""
+        return self.ranks.logs / f"attempt-{self.attempts[-1]}" / f"rank-{rank:05d}.err.log"
 
     def _rank_at_fault(self, worker_group: WorkerGroup, codes: dict[int, int]) -> int | None:
         """Local rank of the device and node that these deaths count against; None if no device is to blame."""
         attempt, deaths = self.attempts[-1], {}
         ranks = {local_rank: int(worker_group.workers[local_rank].global_rank) for local_rank in codes}
         for local_rank, code in codes.items():
-            log = self.ranks.logs / f"attempt-{attempt}" / f"rank-{ranks[local_rank]:05d}.err.log"
-            text = log_tail(log) + log_tail(self._error_file(attempt, ranks[local_rank]))
+            text = log_tail(self._log(ranks[local_rank])) + log_tail(self._error_file(attempt, ranks[local_rank]))
             killed_for_memory = code == -signal.SIGKILL and bool(self._oom.since())
             deaths[local_rank] = Death(code=code, text=text, out_of_memory=killed_for_memory)
         return find_culprit(deaths, xids_by_rank(self.run_dir, attempt, self.node.rank, ranks))

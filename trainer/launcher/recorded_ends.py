@@ -17,7 +17,7 @@ from probes.tape.events import EventWriter
 from probes.tape.signal_names import signal_name
 from trainer.exit_codes import EXIT_PREEMPTED
 
-__all__ = ["failure_of", "record_exit", "record_stop", "was_stopped"]
+__all__ = ["failure_of", "mistake_in", "record_exit", "record_stop", "was_stopped"]
 
 MAX_MESSAGE = 4000
 
@@ -37,6 +37,16 @@ def failure_of(*, local_rank: int, pid: int, code: int, error_file: Path) -> Pro
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         is_whole = False
     return ProcessFailure(local_rank=local_rank, pid=pid, exitcode=code, error_file=str(error_file) if is_whole else "")
+
+
+def mistake_in(log: Path) -> str:
+    """Return the one-line configuration error that a rank printed to this log; empty if there is none."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    messages = [line.removeprefix("rankscope: ") for line in lines if line.startswith("rankscope: ")]
+    return messages[-1].rstrip(".") if messages else ""
 
 
 def record_stop(events: EventWriter, *, rank: int, pid: int, code: int | None) -> None:

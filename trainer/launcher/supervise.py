@@ -21,6 +21,7 @@ from trainer.config.launch_folder import as_typed
 from trainer.exit_codes import EXIT_FAILED, EXIT_MISTAKE, EXIT_PREEMPTED
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.processes.rank_processes import RankProcesses
+from trainer.launcher.processes.shortage import shortage
 from trainer.launcher.processes.zygote import Zygote
 from trainer.launcher.remote_checkpoints import RemoteCheckpoints
 from trainer.launcher.stop_signals import StopSignals
@@ -146,7 +147,11 @@ def supervise(
         except Exception as error:
             if actions.outcome is None:  # record the run's end after any error, such as a missing package
                 code = EXIT_MISTAKE if isinstance(error, ImportError) else EXIT_FAILED
-                _record_end(events, node, Outcome(reason="failed", exit_code=code, message=_error_line(error)))
+                _record_end(
+                    events,
+                    node,
+                    Outcome(reason="failed", exit_code=code, message=shortage(error) or _error_line(error)),
+                )
             raise
         finally:
             if zygote is not None:

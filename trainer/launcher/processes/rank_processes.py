@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from probes.attach.launch.own_process import own_process
+from trainer.exit_codes import EXIT_FAILED
+from trainer.launcher.processes.shortage import shortage
 from trainer.launcher.processes.zygote import Zygote, ZygoteError
 
 __all__ = ["UNKNOWN_EXIT", "RankProcesses"]
@@ -45,6 +47,8 @@ class RankProcesses:
         self.arguments = [*arguments]
         self.ranks: tuple[int, ...] = ()
         """Global ranks of the processes of the newest attempt."""
+        self.not_started: dict[int, str] = {}
+        """{local rank of the newest attempt: what the machine had too little of to start it}."""
         self.zygote = zygote
         """Forks the ranks; None: each is a new interpreter."""
         self._pids: dict[int, int] = {}
@@ -53,16 +57,26 @@ class RankProcesses:
         self._interpreters: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, *, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> dict[int, int]:
-        """Start the ranks of an attempt; returns {local rank: pid}."""
+        """Start the ranks of an attempt; returns {local rank: pid}. A rank for which the machine has too few processes,
+        files or memory has pid 0, and has failed like one that ended at once; later ranks are then not started.
+        """
         self._pids, self._codes, self._interpreters = {}, {}, {}
-        self._was_killed = set()
+        self._was_killed, self.not_started = set(), {}
         self.ranks = tuple(int(variables["RANK"]) for variables in environments.values())
         folder = self.logs / f"attempt-{attempt}"
         folder.mkdir(parents=True, exist_ok=True)
         for local_rank, variables in environments.items():
             logs = [folder / f"rank-{int(variables['RANK']):05d}.{stream}.log" for stream in ("out", "err")]
-            self._pids[local_rank] = self._start(local_rank, {**os.environ, **variables}, logs[0], logs[1])
-            self._codes[local_rank] = None
+            try:
+                self._pids[local_rank] = self._start(local_rank, {**os.environ, **variables}, logs[0], logs[1])
+                self._codes[local_rank] = None
+            except OSError as error:
+                if not (why := shortage(error)):
+                    raise
+                logger.warning("rank %s cannot be started: %s", variables["RANK"], error)
+                self.not_started[local_rank] = why
+                self._codes[local_rank], self._pids[local_rank] = EXIT_FAILED, 0  # the code first: 0 is no pid to kill
+                break
         return dict(self._pids)
 
     def exit_codes(self) -> dict[int, int | None]:

@@ -64,11 +64,15 @@ class Zygote:
         if _num_threads() == 1:
             import_trainer()
         with theirs, log.open("ab") as file:
-            if _num_threads() == 1:
-                self._pid = _forked(theirs, file.fileno())
-            else:
-                self._interpreter = _interpreter(theirs, file.fileno())
-                self._pid = self._interpreter.pid
+            self._pid, self._problem = 0, ""
+            try:
+                if _num_threads() == 1:
+                    self._pid = _forked(theirs, file.fileno())
+                else:
+                    self._interpreter = _interpreter(theirs, file.fileno())
+                    self._pid = self._interpreter.pid
+            except OSError as error:
+                self._problem = f"no zygote can be started: {error}"
 
     def fork(self, *, arguments: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path) -> int:
         """Start a rank with these arguments and exactly this environment; returns its pid."""
@@ -100,6 +104,8 @@ class Zygote:
     def _await_ready(self) -> None:
         if self._ready:
             return
+        if self._problem:
+            raise ZygoteError(self._problem)
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise ZygoteError("prctl(PR_SET_CHILD_SUBREAPER) failed")
         self._channel.settimeout(IMPORT_TIMEOUT_S)
