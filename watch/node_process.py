@@ -28,6 +28,7 @@ from probes.settings.sections import ProbesSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.files.shared_memory import remove_shared
+from probes.tape.pauses import rest
 from probes.tape.redaction.printable import visible
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
 from store import Ingester, StoreError, StoreLockedError
@@ -58,9 +59,6 @@ __all__ = ["Heartbeat", "main"]
 
 logger = logging.getLogger("rankscope.watch")
 TICK_S = 1.0
-PAUSE_S = 1.0
-"""Seconds after which a rest that lasts longer than planned is a pause of this process: a SIGSTOP, a suspended machine.
-"""
 LOCK_WAIT_S = 10.0
 """Maximum number of seconds to wait while a reader has the store open for writing. A reader does so briefly, to add the
 newest records."""
@@ -264,11 +262,8 @@ def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat, end: _EndRequest) -> No
             logger.exception("Tick failed, trying again.")
         else:  # no heartbeat after a failure, so that the launcher replaces this watch if it keeps failing
             heartbeat.beat()
-        rest_s = max(0.05, TICK_S - (time.monotonic() - start))
-        begin = time.monotonic()
-        time.sleep(rest_s)
-        if (late_s := time.monotonic() - begin - rest_s) > PAUSE_S:
-            loop.skip(late_s)
+        if paused_s := rest(max(0.05, TICK_S - (time.monotonic() - start))):
+            loop.skip(paused_s)
 
 
 class Heartbeat:

@@ -12,6 +12,8 @@
 
 Python runs a signal handler only when the main thread returns from C, which may take minutes during a wait for a store
 or disk. So the C handler wakes a separate thread through a pipe.
+
+Time in which the launcher did not run, as in a suspended job, does not count: its ranks did not run either.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from analyzers.report.terminal.lost_terminal import leave_lost_terminal
+from probes.tape.pauses import PAUSE_S, paused_since
 from trainer.stop_budget import KILL_MARGIN_S, budget_s, rank_grace_s
 
 __all__ = ["STOP_SIGNALS", "StopActions", "StopSignals"]
@@ -157,8 +160,15 @@ class StopSignals:
     def _listen(self) -> None:
         while True:
             left_s = self._given_s - self._elapsed_s() if self._began_s else None
-            if not select.select([self._reader], [], [], left_s if left_s is None else max(0.0, left_s))[0]:
-                self._end_at_once(f"The run had not ended {self._given_s:.0f} s after the signal.")
+            rest_s = None if left_s is None else min(max(0.0, left_s), PAUSE_S)
+            begin_s = time.monotonic()
+            is_ready = select.select([self._reader], [], [], rest_s)[0]
+            if rest_s is not None:
+                self._began_s += paused_since(begin_s, rest_s)
+            if not is_ready:
+                if self._elapsed_s() >= self._given_s:
+                    self._end_at_once(f"The run had not ended {self._given_s:.0f} s after the signal.")
+                continue
             number = os.read(self._reader, 1)[0]
             if number == _CLOSE:
                 return

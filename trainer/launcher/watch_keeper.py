@@ -19,6 +19,7 @@ from probes.attach.launch.watch_restarts import WatchRestarts
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.files.held_folder import HeldFolder
+from probes.tape.pauses import rest
 from probes.tape.rundir import RunDir
 from store import is_watched
 from trainer.launcher.node import Node
@@ -73,7 +74,7 @@ class WatchKeeper:
         while time.monotonic() < deadline:  # it exits by itself when it has seen `run_ended`
             if self.process.poll() is not None or self._has_left_the_store():
                 break
-            time.sleep(0.02)
+            deadline += rest(0.02)
         else:
             self._watch.kill()
         self._watch.close()

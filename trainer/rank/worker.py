@@ -41,6 +41,7 @@ from probes.profiling.memory_snapshots import record_exception
 from probes.recorder import Recorder
 from probes.tape import event_kinds
 from probes.tape.dump_pipe import offer_dump_pipe
+from probes.tape.pauses import rest_while_running
 from probes.tape.run_facts import exception_fields
 from probes.tape.rundir import RunDir, RunError
 from probes.tape.stack_file import register
@@ -279,7 +280,7 @@ class StopRequest:
     def _count_down(self, reader: int) -> None:
         while (number := os.read(reader, 1)[0]) not in SIGNALS:
             pass  # watch's signal for stacks, or another signal with a handler
-        time.sleep(self.grace_s)
+        rest_while_running(self.grace_s)
         try:
             self.record_unsaved(number)
         finally:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from probes.attach.launch.own_process import own_process
+from probes.tape.pauses import rest
 from trainer.exit_codes import EXIT_FAILED
 from trainer.launcher.processes.shortage import shortage
 from trainer.launcher.processes.zygote import Zygote, ZygoteError
@@ -87,12 +88,12 @@ class RankProcesses:
         return dict(self._codes)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for all to end; False if one still runs after `timeout_s`."""
+        """Wait for all to end; False if one still runs after `timeout_s` in which this process ran."""
         deadline = time.monotonic() + timeout_s
         while None in self.exit_codes().values():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(POLL_S)
+            deadline += rest(POLL_S)
         return True
 
     def wait_for_exiting(self, timeout_s: float) -> None:
