@@ -98,13 +98,22 @@ class Account:
     """Records by which waits were split: collectives, steps (coarser), durations of calls; empty if they were not."""
     contradicted: str = ""
     """Why exposed communication is not judged: the profiler's traces show a different number. Empty if they agree."""
+    has_unknown_idle: bool = False
+    """True if the idle time of some pipeline was not measured: it is part of `communication`."""
 
     @property
     def names(self) -> dict[str, str]:
         """Display names; `communication` has another one if it was not judged or if waits were not split."""
         if self.contradicted:
             return CATEGORIES | {"communication": "exposed communication (not judged)"}
-        return CATEGORIES if self.basis else CATEGORIES | {"communication": "communication or waiting for others"}
+        if self.is_split:
+            return CATEGORIES
+        return CATEGORIES | {"communication": "communication or waiting for others"}
+
+    @property
+    def is_split(self) -> bool:
+        """True if `communication` has only transfers: all waits were split."""
+        return bool(self.basis) and not self.has_unknown_idle
 
     @property
     def open_text(self) -> str:
@@ -129,6 +138,10 @@ class Account:
         left_out: tuple[str, ...] = NEED_PHASES if self.goodput_ratio is None else ()
         if self.seconds["device"]:  # device calls show how long ranks wait for each other, but no phases
             left_out = tuple(name for name in left_out if name != "straggler")
+        if self.has_unknown_idle and not self.seconds["bubble"]:
+            left_out += ("bubble",)
+        if not self.basis and (self.has_unknown_idle or self.seconds["communication"]):
+            left_out += ("straggler",)
         return {name: value for name, value in self.seconds.items() if name not in left_out}
 
     def to_json(self) -> dict[str, object]:
@@ -194,6 +207,7 @@ def measure(
         num_open=sum(spent.num_open for spent in of_last_rank),
         basis=split.basis,
         contradicted=contradiction(source, newest_attempt),
+        has_unknown_idle=not times.keys().isdisjoint(split.idle_unknown),
     )
 
 

@@ -11,7 +11,8 @@ is the transfer. A member that was blocked for longer waited for the late member
 If no collectives were recorded, the shortest wait of any rank in a step counts as the step's transfer. This is coarser,
 because all groups are taken together. In long runs only every k-th step is read.
 
-If the records of some nodes are missing, nothing is split, because the late rank may be on a missing node.
+If the records of some nodes are missing, nothing is split, because the late rank may be on a missing node. Nothing is
+split in a pipeline either if its idle time could not be measured, because most of its waits may be this idle time.
 
 On GPUs without device timestamps, steps record no waits. Calls give shares of the step time instead (`device_shares`):
 the time with communication in flight, and a lower bound of the waiting in it. In the rest of the step the device
@@ -21,8 +22,8 @@ divided into hidden and exposed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -55,6 +56,8 @@ class WaitSplit:
     """Shares of ranks on GPUs without stamps."""
     in_flight_ratio: Places = field(default_factory=dict)
     """For stamped GPUs: share of the time waiting for the host in which communication was in flight."""
+    idle_unknown: Collection[tuple[int, int]] = ()
+    """Ranks in pipelines without a measured idle time; their waits are not split."""
 
 
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
@@ -68,16 +71,19 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
     if not late:
         late, basis = _by_steps(source, where), "steps"
     incomplete = {number for number in {number for number, _ in late} if ranks_not_here(source, number)}
-    late = {place: ratio for place, ratio in late.items() if place[0] not in incomplete}
+    in_pipelines = [one for one in pipelines(source) if one[0] in numbers] if source.has("ranks") else []
+    idle = _pipelines(source, where, in_pipelines)
+    unknown = {(number, rank) for number, ranks in in_pipelines for rank in ranks if (number, rank) not in idle}
+    late = {place: ratio for place, ratio in late.items() if place[0] not in incomplete and place not in unknown}
     device = {
-        (number, rank): shares
+        (number, rank): shares.unsplit() if (number, rank) in unknown else shares
         for number in numbers
         if number not in incomplete and has_device_calls(source, number) and not ranks_not_here(source, number)
         for rank, shares in device_shares(source, number, since_step=since_step).items()
     }
-    basis = basis if late else "durations of calls" if device else ""
-    return WaitSplit(late_ratio=late, idle_ns=_pipelines(source, where), basis=basis, device=device,
-                     in_flight_ratio=in_flight)  # fmt: skip
+    basis = basis if late else "durations of calls" if device.keys() - unknown else ""
+    return WaitSplit(late_ratio=late, idle_ns=idle, basis=basis, device=device, in_flight_ratio=in_flight,
+                     idle_unknown=unknown)  # fmt: skip
 
 
 def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
@@ -137,9 +143,14 @@ def _by_steps(source: Source, where: str) -> dict[tuple[int, int], float]:
     return {(attempt, rank): late / waited for attempt, rank, late, waited in rows if waited}
 
 
-def _pipelines(source: Source, where: str) -> dict[tuple[int, int], float]:
-    """Mean idle time per step of every rank in a pipeline."""
-    if not (source.has("spans") and source.has("ranks")):
+def _pipelines(
+    source: Source, where: str, in_pipelines: Sequence[tuple[int, Sequence[int]]]
+) -> dict[tuple[int, int], float]:
+    """Mean idle time per step of every rank in a pipeline, without those whose idle time can't be measured."""
+    # The host of a GPU runs ahead, so its spans don't show when the stage computed.
+    ahead = {number for number, _ in in_pipelines if is_stamped(source, number) or has_device_calls(source, number)}
+    on_host = [(number, members) for number, members in in_pipelines if number not in ahead]
+    if not (on_host and source.has("spans")):
         return {}
     ((num_spans, num_steps),) = source.rows(
         f"SELECT count(*), count(DISTINCT step) FROM spans WHERE stage IS NOT NULL AND {where}"
@@ -147,9 +158,6 @@ def _pipelines(source: Source, where: str) -> dict[tuple[int, int], float]:
     if not num_spans:
         return {}
     every = max(1, -(-num_steps // MAX_PIPELINE_STEPS), -(-num_spans // MAX_SPANS))
-    # The host of a stamped GPU runs ahead, so its spans don't show when the stage computed.
-    stamped = {attempt for attempt in attempts(source) if is_stamped(source, attempt)}
-    on_host = [(attempt, members) for attempt, members in pipelines(source) if attempt not in stamped]
     table = source.query(
         f"""
         SELECT attempt, rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns,
@@ -213,6 +221,10 @@ class DeviceShares:
     """Communication in flight, hidden behind computing or not."""
     waiting: float
     """Lower bound of waiting for other ranks in communication."""
+
+    def unsplit(self) -> DeviceShares:
+        """The same with waiting as a part of the communication in flight."""
+        return replace(self, in_flight=self.in_flight + self.waiting, waiting=0.0)
 
 
 def device_shares(source: Source, attempt: int, *, since_step: int = 0) -> dict[int, DeviceShares]:

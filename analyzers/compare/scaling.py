@@ -58,13 +58,16 @@ class Point:
     serial_ratio: float | None
     """Serial fraction of Karp and Flatt; None for runs with as many ranks as the base, and unless scaling is strong."""
     shares: Mapping[str, float]
-    """Shares of the step time: training, communication, straggler, bubble, data; empty if not recorded."""
+    """Shares of the step time: training, communication, straggler, bubble, data. Shares that were not measured are
+    missing; without `straggler`, `communication` includes all waits."""
 
     @property
     def lost_to(self) -> str:
         """Display name of the largest share besides training; empty if not recorded."""
         losses = {name: self.shares.get(name, 0.0) for name in _LOSSES}
         worst = max(losses, key=lambda name: losses[name])
+        if worst == "communication" and "straggler" not in self.shares:
+            return "communication or waiting"
         return _LOSSES[worst] if losses[worst] > 0 else ""
 
 
@@ -122,8 +125,9 @@ def _shares(side: Side) -> Mapping[str, float]:
     account = side.diagnosis.goodput
     if account is None:
         return {}
-    total = sum(account.seconds[name] for name in _IN_STEPS)
-    return {name: account.seconds[name] / total for name in _IN_STEPS} if total else {}
+    known = {name: seconds for name, seconds in account.known_seconds.items() if name in _IN_STEPS}
+    total = sum(known.values())
+    return {name: known[name] / total for name in known} if total and "training" in known else {}
 
 
 def _kind(runs: Sequence[_Run]) -> str:

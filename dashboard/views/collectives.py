@@ -164,10 +164,12 @@ def _exposed(view: View) -> None:
     tiles(
         [
             (
-                "Exposed", "not judged" if account.contradicted else units.percent(share.get("communication")),
+                "Exposed" if account.is_split else "Communication or waiting",
+                "not judged" if account.contradicted else units.percent(share.get("communication")),
                 "" if account.contradicted else "of the wall time",
-                "Share of wall time in which ranks were blocked in transfers. Communication hidden behind computation "
-                "does not count.",
+                "Share of wall time in which ranks were blocked in transfers"
+                + ("." if account.is_split else ", or waited for others: the two could not be told apart.")
+                + " Communication hidden behind computation does not count.",
             ),
             (
                 "Waiting for stragglers", units.percent(share.get("straggler")), "of the wall time",

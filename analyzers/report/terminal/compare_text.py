@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from analyzers.account.goodput import CATEGORIES
 from analyzers.compare.conditions import Difference
 from analyzers.compare.two_runs import Comparison
 from analyzers.report.terminal.diagnosis_text import title
@@ -65,7 +64,7 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, ..
     yield (
         "Goodput",
         [
-            (CATEGORIES[name], _percent(a), _percent(b))
+            (comparison.categories[name], _percent(a), _percent(b))
             for name, (a, b) in comparison.goodput.items()
             if max(a or 0, b or 0) >= _LEAST_SHARE
         ],

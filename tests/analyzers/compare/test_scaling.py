@@ -31,7 +31,7 @@ def side(ranks: int, step_ms: float, *, tokens: int, copies: int = 1, steps: int
     source.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "tp": rank % copies} for rank in range(ranks)])
     facts = {"run_id": f"on-{ranks}", "num_ranks": ranks, "steps": steps, "tokens": tokens * steps, "mesh": {}}
     seconds = {"training": 1 - exposed, "communication": exposed, "straggler": 0.0, "bubble": 0.0, "data": 0.0}
-    diagnosis: Any = SimpleNamespace(run=facts, goodput=SimpleNamespace(seconds=seconds))
+    diagnosis: Any = SimpleNamespace(run=facts, goodput=SimpleNamespace(known_seconds=seconds))
     return Side(source=source, manifest={}, diagnosis=diagnosis)
 
 

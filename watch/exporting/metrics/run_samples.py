@@ -162,11 +162,13 @@ def account_samples(
     account = measure(source, stall, now_ns)
     if account is None:
         return
-    for category, seconds in account.known_seconds.items():
+    known = account.known_seconds
+    for category, seconds in known.items():
         yield Sample("rankscope_time_seconds", seconds, {"category": category})
     if account.goodput_ratio is not None:
         yield Sample("rankscope_goodput_ratio", account.goodput_ratio)
-        yield Sample("rankscope_bubble_ratio", account.seconds["bubble"] / account.wall_s)
+        if "bubble" in known:
+            yield Sample("rankscope_bubble_ratio", known["bubble"] / account.wall_s)
     yield Sample("rankscope_steps_total", account.num_kept)
     yield Sample("rankscope_steps_discarded_total", account.num_discarded)
     ((tokens,),) = source.rows("SELECT sum(tokens) FROM steps WHERE rank >= 0 AND coalesce(committed, true)")

@@ -90,7 +90,7 @@ class TrackerFeed:
                         "steps_discarded": account.num_discarded}  # fmt: skip
             if account.goodput_ratio is not None:
                 summary["goodput_ratio"] = account.goodput_ratio
-            summary |= {f"time/{category}_seconds": spent for category, spent in account.seconds.items()}
+            summary |= {f"time/{category}_seconds": spent for category, spent in account.known_seconds.items()}
         self._tracker.finish(summary | more)
 
 
