@@ -59,9 +59,9 @@ def slow_workers(job: _Job | None) -> list[Finding]:
     if max(stage, worker) < SHARED.explained_ratio:
         return []
     evidence = {"slowdown_ratio": round(what_if.slowdown, 4), "replay_error_ratio": round(what_if.error_ratio, 4)}
-    if stage >= worker:
-        last = int(jobs.stage.max())
-        ranks = tuple(int(rank) for rank in np.unique(jobs.rank[jobs.stage == last]))
+    last = int(jobs.stage.max())
+    ranks = tuple(int(rank) for rank in np.unique(jobs.rank[jobs.stage == last]))
+    if stage > worker or (stage == worker and ranks == what_if.worst_ranks):
         work = _work_ms(jobs)
         return [
             Finding(

@@ -166,10 +166,14 @@ def _what_if() -> dict[str, Any]:
             "description": "S_w: with all other ranks balanced; the slowest ranks",
         },
         "worst_ranks": {"type": "array", "items": {"type": "integer"}, "description": "the worst 3 %, at least one"},
-        "removed_by_worst_ranks_ratio": _or_null("number", "M_W: share of the slowdown; null if there is almost none"),
-        "removed_by_last_stage_ratio": _or_null("number", "M_S; null without a pipeline"),
+        "removed_by_worst_ranks_ratio": _share("M_W: share of the slowdown; null if almost none, or within the error"),
+        "removed_by_last_stage_ratio": _share("M_S; also null without a pipeline"),
     }
     return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _share(description: str) -> dict[str, Any]:
+    return _or_null("number", description) | {"minimum": 0, "maximum": 1}
 
 
 def _or_null(kind: str, description: str) -> dict[str, Any]:

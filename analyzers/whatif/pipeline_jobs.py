@@ -27,11 +27,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.policy import SHARED
 from analyzers.source import Floats, Ints
 from analyzers.whatif.policy import WhatIfPolicy
 from analyzers.whatif.simulate import Graph, step_ends
-from analyzers.whatif.what_if import WhatIf
+from analyzers.whatif.what_if import WhatIf, removed_share
 from store.readers.operations import Operations
 from store.readers.untrusted.external_files import SourceError
 
@@ -102,17 +101,18 @@ def what_if_of_operations(jobs: Operations, policy: WhatIfPolicy | None = None) 
     num_worst = max(1, math.ceil(policy.worst_share_ratio * len(workers)))
     worst = tuple(sorted(list(by_rank)[:num_worst]))
 
+    error_ratio = abs(ran / measured - 1) if measured else 1.0
+
     def removed(chosen: npt.NDArray[np.bool_]) -> float | None:
-        if ran <= (1 + SHARED.min_share_ratio) * balanced:
-            return None
-        return (ran - mean_ms(np.where(chosen, ideal, own))) / (ran - balanced)
+        return removed_share(ran, balanced, mean_ms(np.where(chosen, ideal, own)), error_ratio)
 
     return WhatIf(
         attempt=0, first_step=int(min(steps)), last_step=int(max(steps)), basis="operations",
-        error_ratio=abs(ran / measured - 1) if measured else 1.0, step_ms=measured,
+        error_ratio=error_ratio, step_ms=measured,
         ideal_step_ms=measured * balanced / ran if ran else measured, slowdown=ran / balanced, by_rank=by_rank,
         worst_ranks=worst, worst_ranks_ratio=removed(np.isin(jobs.rank, worst)),
         last_stage_ratio=removed(jobs.stage == jobs.stage.max()) if num_stages > 1 else None,
+        has_stages=num_stages > 1,
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ The definitions are those of Lin et al., "Understanding Stragglers in Large Mode
 |---|---|
 | S | step time as it ran / step time with all work at the mean over (data-parallel rank, stage, step), transfers at the median |
 | S_w | the same with all other workers balanced and worker w as it was: the smaller of its data-parallel rank's and its stage's |
-| M_W | share of the slowdown that disappears if the worst 3 % of the workers are balanced |
-| M_S | share of the slowdown that disappears if the last stage is balanced |
+| M_W | share of the slowdown that disappears if the worst 3 % of the workers are balanced, at most 1 |
+| M_S | the same if the last stage is balanced |
 
 For a single rank, only its median excess over its peers is removed, at each place of the step. Its noise remains. For a
 rank that pauses now and then, the excess of each single step is removed."""  # noqa: E501
@@ -36,7 +36,7 @@ from analyzers.whatif.policy import WhatIfPolicy
 from analyzers.whatif.simulate import Graph, Key, replay
 from analyzers.whatif.step_graph import StepGraph, load_graph
 
-__all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "why_withheld", "without"]
+__all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "removed_share", "why_withheld", "without"]
 
 MAX_WORKERS = 64
 """Maximum number of workers for which the slowdown is replayed, those with the largest excess first."""
@@ -71,6 +71,8 @@ class WhatIf:
     """
     withheld: str = ""
     """Why no gain is claimed; empty if a gain is claimed."""
+    has_stages: bool = False
+    """True for a pipeline."""
 
     @property
     def gain(self) -> float:
@@ -170,6 +172,11 @@ def measure_graph(
     worst = tuple(sorted(list(by_rank)[: max(1, math.ceil(policy.worst_share_ratio * len(ranks)))]))
     last_stage = max(stage.get(rank, 0) for rank in ranks)
     last = [rank for rank in ranks if stage.get(rank, 0) == last_stage]
+
+    def removed(chosen: Collection[int]) -> float | None:
+        without_ms = replay(graph, _mixed(ideal_work, work, work_rank, chosen))
+        return removed_share(ran, ideal, without_ms, found.error_ratio)
+
     return WhatIf(
         attempt=attempt,
         first_step=graph.steps[0],
@@ -181,13 +188,12 @@ def measure_graph(
         slowdown=ran / ideal,
         by_rank=by_rank,
         worst_ranks=worst,
-        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(ideal_work, work, work_rank, worst)),
-        last_stage_ratio=_removed(graph, ran, ideal, _mixed(ideal_work, work, work_rank, last))
-        if num_stages > 1
-        else None,
+        worst_ranks_ratio=removed(worst),
+        last_stage_ratio=removed(last) if num_stages > 1 else None,
         launch_delay_ratio=found.launch_delay_ratio,
         lasting_slowdown=replay(graph, ideal_work * _lasting(graph, stage, work_rank), transfer) / ideal,
         withheld=why_withheld(found),
+        has_stages=num_stages > 1,
     )
 
 
@@ -316,11 +322,18 @@ def _mixed(inside: Floats, outside: Floats, work_rank: Any, ranks: Collection[in
     return mixed
 
 
-def _removed(graph: Graph, ran: float, ideal: float, work: Floats) -> float | None:
-    """Share of the slowdown that disappears with the given work; None if there is hardly any slowdown."""
-    if ran <= (1 + SHARED.min_share_ratio) * ideal:
+def removed_share(ran: float, ideal: float, without: float, error_ratio: float) -> float | None:
+    """Share of the slowdown that disappears if a step takes `without` instead of `ran`, and `ideal` without slowdown.
+    Pure.
+
+    1 at most: in a pipeline, work that is removed saves more than work that is spread over the other stages. None if
+    there is hardly any slowdown, if the slowdown is within the error of the prediction, or if the step is predicted
+    longer by more than this error.
+    """
+    error = error_ratio * ran
+    if ran <= (1 + SHARED.min_share_ratio) * ideal or ran - ideal <= error or ran - without < -error:
         return None
-    return (ran - replay(graph, work)) / (ran - ideal)
+    return min(1.0, max(0.0, (ran - without) / (ran - ideal)))
 
 
 def _rounded(value: float | None) -> float | None:

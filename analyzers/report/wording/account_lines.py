@@ -59,7 +59,7 @@ def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
         return _with_scope(f"Balanced ranks would not be faster ({over}).", findings)
     if what_if.gain < 1.01 and exceeds_error(what_if.slowdown, what_if.error_ratio):
         little = f"Balanced ranks would gain less than 1 %: the slowest rank changes from step to step ({over})."
-        if what_if.last_stage_ratio is not None:  # the slowdown may be that of a stage, which lasts
+        if what_if.has_stages:  # the slowdown may be that of a stage, which lasts
             little = f"Balancing the ranks within each pipeline stage would gain less than 1 % ({over})."
         return _with_scope(little, findings)
     if not what_if.is_beyond_error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from analyzers.report.json import to_json
 from analyzers.report.wording.account_lines import what_if_line
 from analyzers.report.wording.explained import next_step
 from analyzers.whatif.step_graph import load_graph
-from analyzers.whatif.what_if import WhatIf, exceeds_error, measure, without
+from analyzers.whatif.what_if import WhatIf, exceeds_error, measure, removed_share, without
 from store import Store
 from tests.depth import later
 from tests.support.simulator import QUIET, SHARED_HOST, Fault, Layout, Scenario, simulate, write
@@ -152,6 +153,33 @@ def test_a_gain_is_said_with_the_error_of_its_replay_and_not_if_it_is_smaller() 
     assert "Steps 111 to 150 would be 1.31x" in next_step(replace(part, first_step=62, last_step=150))
     assert exceeds_error(1.12, 0.1)
     assert not exceeds_error(1.11, 0.1), "10 % of a step that is 1.11 times as long"
+
+
+@pytest.mark.parametrize(
+    ("without_ms", "error_ratio", "share"),
+    [
+        (110.0, 0.01, 0.5),
+        (92.0, 0.01, 1.0),  # a stage's work that is removed, and not spread over the others
+        (120.5, 0.01, 0.0),
+        (135.0, 0.01, None),  # balancing slows nothing down: the prediction doesn't hold
+        (110.0, 0.2, None),
+    ],
+)
+def test_a_removed_share_is_a_share_or_not_known(without_ms: float, error_ratio: float, share: float | None) -> None:
+    """It was 1.52 and -0.79 in reports, whose text said 100 % and nothing."""
+    assert removed_share(120.0, 100.0, without_ms, error_ratio) == share
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_shares_of_a_healthy_pipeline_are_shares(seed: int, stored) -> None:  # type: ignore[no-untyped-def]
+    what = measure(stored(simulate(replace(scenario("pp"), seed=seed, fault=None, missing_tables=("collectives",)))))
+    assert what is not None
+    assert what.has_stages
+    facts = what.to_json()
+    for name in ("removed_by_worst_ranks_ratio", "removed_by_last_stage_ratio"):
+        share: Any = facts[name]
+        assert share is None or 0 <= share <= 1
+    assert "changes from step to step" not in what_if_line(what)
 
 
 def test_every_report_says_how_far_the_replay_is_off(stored) -> None:  # type: ignore[no-untyped-def]
