@@ -134,7 +134,7 @@ def _goodput() -> dict[str, Any]:
             "type": "integer",
             "description": "steps in steps_kept that a later restart may have discarded",
         },
-        "waits_split_by": {"enum": ["collectives", "steps", None]},
+        "waits_split_by": {"enum": ["collectives", "steps", "durations of calls", None]},
         "communication_not_judged": _or_null(
             "string", "why seconds of communication are not judged: the profiler's traces contradict them"
         ),

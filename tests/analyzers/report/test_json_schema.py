@@ -13,8 +13,10 @@ import pytest
 from analyzers.diagnose import diagnose
 from analyzers.report.json import to_json
 from analyzers.report.json_schema import schema
+from tests.analyzers.account.test_pipeline_waits import pipeline
 from tests.analyzers.hangs.test_hang_and_end import hung_killed_and_restarted
 from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.pipeline.test_stage_balance import on_devices
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import stored
 from tests.analyzers.test_diagnose import MANIFEST, clean_run
@@ -41,6 +43,8 @@ def test_the_page_is_what_the_module_prints() -> None:
         MemoryStore,
         lambda: hung_killed_and_restarted().store,
         lambda: stored(simulate(2, steps=120, faults=[Slow(rank=3, step=60, factor=1.5)])),
+        lambda: on_devices({0: 60}),  # waits split by durations of calls
+        lambda: pipeline("without spans").store,
     ],
 )
 def test_reports_are_valid(make: Any) -> None:
