@@ -7,6 +7,7 @@ A name that a version may lack is None, or its caller catches the error. Tried v
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "SINGLE_PROCESS_LOADER_ITERATOR",
     "STORE_MAKER",
     "add_trace_metadata",
+    "between_graphs",
     "default_store",
     "experimental_profiler_config",
     "foreach_norm",
@@ -77,6 +79,32 @@ def run_uncompiled(function: Any) -> None:
         return
     function.__code__ = function.__code__.replace()  # other functions may have the same code
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def between_graphs(call: Callable[..., Any], *, left_out: Callable[[], object] = bool) -> Callable[..., Any]:
+    """Wrap a hook so that the compiler does not trace it, and a compiled caller calls it between two graphs. A caller
+    that must be one graph (`fullgraph=True`) never calls it: `left_out` is called whenever such a caller is compiled.
+    """
+
+    def uncompiled(*args: Any) -> Any:
+        return call(*args)
+
+    def may_break() -> bool:  # evaluated by the compiler, while it compiles
+        tracer = getattr(sys.modules["torch._dynamo.symbolic_convert"].tls, "current_tx", None)
+        if getattr(tracer, "one_graph", True) or getattr(tracer, "error_on_graph_break", False):
+            left_out()
+            return False
+        return True
+
+    def hook(*args: Any) -> Any:
+        if torch.compiler.is_compiling() and not may_break():
+            return None
+        return uncompiled(*args)
+
+    uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]
+    may_break._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    run_uncompiled(uncompiled)
+    return hook
 
 
 def graph_task_id() -> int:

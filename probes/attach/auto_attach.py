@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..fail_open import failing_open
+from ..torch_compat import between_graphs
 from .attach import Attached, attach
 from .loop.evaluations import is_in_training_mode
 from .loop.updates import parameters_of, unwrapped
@@ -52,7 +53,8 @@ class _Search:
         self._num_searches = 0
         self._module_hook = register_module_forward_pre_hook(self._before_forward)
         # Stays until `detach`, because torch iterates over these hooks while they run. It costs one call per step.
-        optimizer_hook = register_optimizer_step_pre_hook(self._before_optimizer_step)
+        hook = between_graphs(self._before_optimizer_step, left_out=self._updated_in_graph)
+        optimizer_hook = register_optimizer_step_pre_hook(hook)
         self._has_stepped = False
         attached.at_detach(lambda: self._module_hook.remove())
         attached.at_detach(optimizer_hook.remove)
@@ -90,6 +92,10 @@ class _Search:
                     self._search_models(optimizer)
             self._has_stepped = True
             self._attached.watch([], [optimizer], leads=False)
+
+    def _updated_in_graph(self) -> None:
+        if (phases := self._attached._phases) is not None:
+            phases.updated_in_graph()
 
     def _search_models(self, optimizer: Any) -> None:
         """Watch the models of an optimizer with unknown parameters. Slow, so done at most `MAX_SEARCHES` times."""

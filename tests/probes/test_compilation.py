@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from analyzers.run.live.stall_limits import limit_s, stalled_s
 from analyzers.run.policy import StallPolicy
 from analyzers.run.records.event_log import EventLog
 from probes.attach.attach import attach, detach
+from probes.attach.auto_attach import auto_attach
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -141,6 +143,60 @@ def test_the_backward_pass_of_a_compiled_step_is_recorded_and_none_of_our_code_i
         assert store.rows("SELECT loss FROM steps WHERE step = 2") == [(pytest.approx(double.item() / 2),)]
     assert compiled
     assert not [stack for stack in compiled if "/probes/attach/" in stack]
+
+
+class Subtracting(torch.optim.Optimizer):
+    """An optimizer that the compiler can trace as one graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one in self.param_groups[0]["params"]:
+            one.sub_(one.grad, alpha=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, step: Any, *, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        step()
+
+
+def test_a_compiled_step_of_an_optimizer_is_recorded_and_keeps_its_graphs(tmp_path: Path) -> None:
+    model, graphs = nn.Linear(4, 1), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append([node.stack_trace or "" for node in graph.graph.nodes])
+        return graph.forward
+
+    attach(model, optimizer := torch.optim.Adam(model.parameters()), run_dir=tmp_path / "run", watch=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dynamo does not know how to trace")
+        train(model, optimizer, torch.compile(optimizer.step, backend=backend), steps=3)
+    detach()
+    (graph,) = graphs
+    assert not [stack for stack in graph if "/probes/" in stack]
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT step FROM spans WHERE kind = 'optimizer' ORDER BY step") == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+def test_a_step_that_must_be_one_graph_is_compiled_and_the_loop_has_steps(tmp_path: Path, is_found: bool) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = Subtracting(model)
+    if is_found:
+        auto_attach(run_dir=tmp_path / "run", watch=False)
+    else:
+        attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    before = model.bias.item()
+    train(model, optimizer, torch.compile(optimizer.step, backend="eager", fullgraph=True), steps=5)
+    detach()
+    assert model.bias.item() == pytest.approx(before - 5 * 0.1 * 2)
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        # if `attach` knew the optimizer, the hooks were expected to show the first update, and two passes are one step
+        assert store.rows("SELECT max(step) FROM steps") == [(5 if is_found else 4,)]
 
 
 def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:

@@ -45,14 +45,13 @@ from ...step_scalars import StepScalars
 from ...torch_compat import run_uncompiled
 from ..patching.on_import import OnImport
 from ..patching.replaced import replaced
-from .closures import around_closure
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
 from .evaluations import EvalModeTraining, Evaluations, inner_modules, is_in_training_mode
 from .fetches import Fetches
 from .loss_scaling import LossScaling
 from .saves import Saves
 from .step_losses import StepLosses
-from .step_method import around_step
+from .step_method import around_step, hook_step
 from .step_norms import StepNorms
 from .trl_phases import TrlPhases
 from .update_line import Frames, UpdateLine
@@ -124,8 +123,7 @@ class LoopPhases:
             return
         if isinstance(inner, torch.optim.Optimizer):
             with contextlib.suppress(AttributeError):  # raised by a wrapper that does not initialise its base class
-                self._undo.append(inner.register_step_pre_hook(self._before_step).remove)
-                self._undo.append(inner.register_step_post_hook(self.after_update).remove)
+                self._undo += hook_step(inner, self)
                 return
         self._undo.append(around_step(inner, self.before_update, self.after_update))
 
@@ -336,10 +334,12 @@ class LoopPhases:
             except Exception as error:
                 record_error("attach.backward", error)
 
-    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return around_closure(
-            args, kwargs, before=lambda: self.leave("optimizer"), after=lambda: self.before_update(optimizer)
-        )
+    def updated_in_graph(self, optimizer: Any = None) -> None:
+        """Handle the compilation of a step in which hooks cannot run. If it is the leader's, or nobody leads, the
+        loop's steps end where parameters have changed."""
+        if get_ident() == self.thread and optimizer is self.leader:
+            del self.leader
+            self._updates.are_by_hand = True
 
     def before_update(self, optimizer: Any, *unused: Any) -> None:
         """Handle the start of an optimizer's step."""

@@ -1,9 +1,11 @@
-"""Wrap `step` of an optimizer that does not derive from torch's, with a call before and one after it.
+"""Observe `step` of an optimizer: by torch's hooks, or with a call before and one after it.
 
+    undo = hook_step(optimizer, phases)               # a list of calls that remove the hooks
     undo = around_step(optimizer, before, after)      # each is called with the optimizer
 
-The wrapper is an attribute of the instance. A copy of the optimizer, or one loaded from a file, has the `step` of its
-class: a copied wrapper would step the original.
+Compiled code calls the hooks between two graphs, or not at all if it must be one graph. The wrapper is an attribute of
+the instance. A copy of the optimizer, or one loaded from a file, has the `step` of its class: a copied wrapper would
+step the original.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
+from ...torch_compat import between_graphs
+from .closures import around_closure
 from .weak_objects import WeakObjects
 
-__all__ = ["around_step"]
+__all__ = ["around_step", "hook_step"]
 
 Call = Callable[[Any], None]
 
@@ -60,3 +64,17 @@ def around_step(optimizer: Any, before: Call, after: Call) -> Callable[[], objec
                     one.step = step.__wrapped__
 
     return restore
+
+
+def hook_step(optimizer: Any, phases: Any) -> list[Callable[[], object]]:
+    """Tell the `LoopPhases` about each step of an optimizer of torch; returns what removes the hooks."""
+    of_optimizer = ref(optimizer)
+
+    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return around_closure(
+            args, kwargs, before=lambda: phases.leave("optimizer"), after=lambda: phases.before_update(optimizer)
+        )
+
+    hook = between_graphs(before, left_out=lambda: phases.updated_in_graph(of_optimizer()))
+    undo: list[Callable[[], object]] = [optimizer.register_step_pre_hook(hook).remove]
+    return [*undo, optimizer.register_step_post_hook(between_graphs(phases.after_update)).remove]

@@ -111,10 +111,13 @@ class WeakReference:
             of_owner = ref(owner)
 
             def end() -> None:
-                if (found := of_owner()) is not None and found.__dict__[self._name][1] is remnant:
+                if (found := of_owner()) is not None and found.__dict__.get(self._name, (None, None))[1] is remnant:
                     at_end(found)
 
             finalize(one, end).atexit = False
+
+    def __delete__(self, owner: Any) -> None:
+        owner.__dict__.pop(self._name, None)
 
 
 def _nothing() -> None:
