@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ..fail_open import failing_open
+from ..fail_open import failing_open, record_error
 from ..torch_compat import group_world
 from .groups.group_tables import alive_groups, exchange
 from .wrapped import RecordedGroup, announce, recorded_over
@@ -55,7 +55,8 @@ def _rebuild_reducer(ddp: Any) -> None:
     """Rebuild DDP's reducer over the module's current group."""
     if type(ddp.process_group) is not RecordedGroup:
         return
-    if ddp._comm_hooks or any(parameter.grad is not None for parameter in ddp.parameters()):
+    hook = ddp._comm_hooks or ddp._get_ddp_logging_data().get("comm_hook")  # a built-in hook is only in the latter
+    if hook or any(parameter.grad is not None for parameter in ddp.parameters()):
         logger.warning(
             "the all-reduces of DDP are not recorded: rankscope.attach came after its first backward pass or after "
             "register_comm_hook; attach right after the model and its optimizer are made"
@@ -64,7 +65,12 @@ def _rebuild_reducer(ddp: Any) -> None:
     parameters, expect_sparse = ddp._build_params_for_reducer()
     names = ddp._build_debug_param_to_name_mapping(parameters)
     ddp.reducer = ddp.logger = None  # free the old buckets first: they take as much memory as all gradients
-    ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+    try:
+        ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+    except Exception as error:
+        record_error("attach.ddp", error)
+        ddp.process_group = ddp.process_group.plain
+        ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
     if ddp.static_graph:
         ddp.reducer._set_static_graph()
         ddp.logger._set_static_graph()
