@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -125,6 +126,17 @@ def _wait_for_callbacks() -> None:
         with failing_open("collectives.callbacks"):
             _probe.calls.callbacks.wait()
 
+
+def _forked() -> None:
+    """Record nothing in a forked child: the tape is its parent's, and so are the collectives in flight."""
+    global _probe
+    probe, _probe = _probe, None
+    if probe is not None:
+        with failing_open("collectives.forked"):
+            probe.release()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 _probe: GroupProbe | None = None
 _originals: dict[str, Any] = {}

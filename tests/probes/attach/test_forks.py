@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from probes.attach.attach import attach, current, detach, log, phase
@@ -70,3 +71,27 @@ def test_a_forked_process_leaves_the_records_of_its_parent_alone(
     assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'forward'") == [(4,)]
     ends = "SELECT kind FROM events WHERE kind IN ('exception', 'run_ended', 'rank_closed') ORDER BY kind"
     assert rows(tmp_path / "run", ends) == [("rank_closed",), ("run_ended",)]
+
+
+@pytest.mark.parametrize("start", [by_fork, by_multiprocessing])
+def test_the_collectives_of_a_forked_process_are_not_recorded(
+    start: Callable[[Callable[[], None]], None], tmp_path: Path
+) -> None:
+    """Groups that it makes itself are those of another job."""
+
+    def reduce() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(total := torch.ones(1))
+        assert total.item() == 1.0
+        dist.destroy_process_group()
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    train(model, optimizer, 1)
+    start(reduce)
+    train(model, optimizer, 1)
+    detach()
+    assert rows(tmp_path / "run", "SELECT count(*) FROM collectives") == [(0,)]
+    assert rows(tmp_path / "run", "SELECT kind FROM events WHERE kind = 'process_group'") == []
+    assert rows(tmp_path / "run", "SELECT step FROM steps ORDER BY step") == [(1,), (2,)]
