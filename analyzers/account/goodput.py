@@ -52,7 +52,7 @@ from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.run.records.standstills import standstills
 from analyzers.source import Source, lacking
 
-__all__ = ["CATEGORIES", "CONTRADICTED", "Account", "analyze", "measure"]
+__all__ = ["CATEGORIES", "CONTRADICTED", "UNSPLIT", "Account", "analyze", "measure"]
 
 CATEGORIES = {
     "training": "training",
@@ -76,6 +76,8 @@ CATEGORIES = {
     "other": "other",
 }
 """Display names, in the order in which they are shown."""
+UNSPLIT = {"communication": "communication or waiting for others"}
+"""Display names where waits were not split."""
 CONTRADICTED = "Exposed communication was not judged: a profiler trace contradicts it ({why})."
 """Shown with each figure of exposed communication if `Account.contradicted` is set."""
 NEED_PHASES = ("training", "gaps", "communication", "straggler", "bubble")
@@ -108,7 +110,7 @@ class Account:
             return CATEGORIES | {"communication": "exposed communication (not judged)"}
         if self.is_split:
             return CATEGORIES
-        return CATEGORIES | {"communication": "communication or waiting for others"}
+        return CATEGORIES | UNSPLIT
 
     @property
     def is_split(self) -> bool:

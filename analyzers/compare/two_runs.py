@@ -85,9 +85,8 @@ class Comparison:
     validation: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     """{"last" and "lowest": (A's, B's) validation loss}; empty if neither run was evaluated."""
     goodput: Mapping[str, tuple[float | None, float | None]]
-    """{category: (A's, B's) share of the wall time}."""
-    categories: Mapping[str, str] = field(default_factory=lambda: CATEGORIES)
-    """Display names for `goodput`."""
+    """{category: (A's, B's) share of the wall time}. The share of `communication` includes waiting for others in a run
+    whose `straggler` or `bubble` is None."""
     shortcomings: tuple[str, str] = ("", "")
     """(reason not to call A better, reason not to call B better); a text is empty if there is no reason. A reason is
     that the run did not finish, or that it has a critical finding that the other run lacks."""
@@ -179,7 +178,6 @@ def compare(a: Side, b: Side) -> Comparison:
         only_b=tuple(finding for key, finding in keys_b.items() if key not in keys_a),
         both=tuple(finding for key, finding in keys_b.items() if key in keys_a),
         goodput={name: (goodput_a.get(name), goodput_b.get(name)) for name in CATEGORIES},
-        categories=_category_names(a.diagnosis, b.diagnosis),
         findings=(slower,) if slower is not None else (),
     )
 
@@ -239,15 +237,6 @@ def _shares(diagnosis: Diagnosis) -> dict[str, float]:
     if account is None or not account.wall_s:
         return {}
     return {name: seconds / account.wall_s for name, seconds in account.known_seconds.items()}
-
-
-def _category_names(*diagnoses: Diagnosis) -> dict[str, str]:
-    """Names that are true of both runs: where one has a wider one for a category, it stands for both."""
-    names = dict(CATEGORIES)
-    for diagnosis in diagnoses:
-        wider = diagnosis.goodput.names if diagnosis.goodput is not None else CATEGORIES
-        names |= {name: text for name, text in wider.items() if text != CATEGORIES[name]}
-    return names
 
 
 def _of_places(parts: StepParts | None) -> dict[str, float | None]:

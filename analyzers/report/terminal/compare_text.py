@@ -5,9 +5,10 @@ render(comparison, rich.console.Console())
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from analyzers.account.goodput import CATEGORIES, UNSPLIT
 from analyzers.compare.conditions import Difference
 from analyzers.compare.two_runs import Comparison
 from analyzers.report.terminal.diagnosis_text import title
@@ -61,10 +62,11 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, ..
         ],
     )
     yield "Validation loss", [(name, _number(a), _number(b)) for name, (a, b) in comparison.validation.items()]
+    names = _category_names(comparison)
     yield (
         "Goodput",
         [
-            (comparison.categories[name], _percent(a), _percent(b))
+            (names[name], _percent(a), _percent(b))
             for name, (a, b) in comparison.goodput.items()
             if max(a or 0, b or 0) >= _LEAST_SHARE
         ],
@@ -118,6 +120,14 @@ def _few(names: Sequence[str]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
+
+
+def _category_names(comparison: Comparison) -> Mapping[str, str]:
+    """Names of the goodput's categories that hold for both runs: a run may not have split its waits."""
+    shares = comparison.goodput
+    has_waits = zip(shares["communication"], shares["straggler"], shares["bubble"], strict=True)
+    is_unsplit = any(waits is not None and None in split for waits, *split in has_waits)
+    return CATEGORIES | UNSPLIT if is_unsplit else CATEGORIES
 
 
 def _percent(value: float | None) -> str:
