@@ -223,7 +223,7 @@ class DeviceShares:
     """Lower bound of waiting for other ranks in communication."""
 
     def unsplit(self) -> DeviceShares:
-        """The same with waiting as a part of the communication in flight."""
+        """Return a copy in which waiting counts as communication in flight."""
         return replace(self, in_flight=self.in_flight + self.waiting, waiting=0.0)
 
 

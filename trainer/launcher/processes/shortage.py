@@ -1,4 +1,4 @@
-"""What this machine has too little of, if a process, thread or file could not be created, with the limits that apply.
+"""Name the resource that this machine lacks if a process, thread or file cannot be created, and the limits on it.
 
 shortage(error)     # "no process or thread can be created. Limits: 64 in its cgroup (pids.max), ...", or ""
 """
@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 
 def shortage(error: BaseException, root: Path = Path("/")) -> str:
-    """What is missing, its limits and what to do, without the last full stop; empty if the error is of another kind."""
+    """Return what is missing, its limits and what to do, without the last full stop; empty for any other error."""
     number = errno.EAGAIN if str(error) == _NO_THREAD else error.errno if isinstance(error, OSError) else None
     if number not in _SHORTAGES:
         return ""
