@@ -11,9 +11,7 @@ import pytest
 from analyzers.finding import Finding
 from tests.factories import make_run, still_training
 from tests.stand_ins import take_in
-from tests.watch.test_standstill_loop import HOUR_NS, Watched, processes
-
-__all__ = ["processes"]
+from tests.watch.test_standstill_loop import HOUR_NS, Watched
 
 
 def restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:

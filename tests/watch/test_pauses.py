@@ -11,21 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.factories import make_run
-from tests.stand_ins import stand_ins
 from tests.watch.test_standstill_loop import Watched
 from watch.node_process import END_SIGNALS, Heartbeat, _EndRequest, _tick_on
 
 HOUR_S = 3600.0
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Four that stand for ranks."""
-    started = stand_ins(tmp_path, 4)
-    yield started
-    for process in started:
-        process.kill()
-        process.wait(100)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from store import Ingester
 from store.ingest import transaction
 from tests.factories import RankWriter, empty_run, make_run
-from tests.stand_ins import stand_ins, take_in
+from tests.stand_ins import take_in
 from tests.waiting import wait_for
 from watch import node_process
 from watch.culprit import OTHERS_S
@@ -38,16 +38,6 @@ from watch.recent_records import RecentRecords
 from watch.standstill_loop import StandstillLoop
 
 HOUR_NS = 3600 * 10**9
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Four that stand for ranks."""
-    started = stand_ins(tmp_path, 4)
-    yield started
-    for process in started:
-        process.kill()
-        process.wait(100)
 
 
 class Watched:
