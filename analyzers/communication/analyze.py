@@ -42,6 +42,7 @@ __all__ = ["ANALYSES", "communication"]
 
 _SHOWN_CLASSES = 8
 _GRADIENTS = ("all_reduce", "reduce_scatter")
+_UNKNOWN_IDLE = "stalls of a device include the idle time of its pipeline, which is not known"
 
 
 def communication(source: Source, scope: Scope, policy: CommunicationPolicy | None = None) -> list[Finding]:
@@ -72,6 +73,8 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
         measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + SHARED.warm_up_steps))
         if contradicted := contradiction(source, attempt):
             return [_insufficient(contradicted)]
+        if measured.has_unknown_idle:
+            return [_insufficient(_UNKNOWN_IDLE)]
         if measured.num_steps >= SHARED.min_steps:
             # If ranks share a device, there is no planned share: a plan knows only the links between devices.
             planned_ratio = None if devices_are_shared(source) else _planned_ratio(scope.manifest)

@@ -13,6 +13,9 @@
 Point-to-point calls of a pipeline (`bubble` measures their cost), checkpoints, evaluations, and steps that ended only
 because a hang was interrupted are excluded. If a rollback repeated a step, its last execution counts. Only durations
 are used, except to tell which execution a call belongs to. In long runs every k-th step is read.
+
+A stamped stall shows no call, so the waits of a stamped rank are divided as in the account of its time (`split_waits`).
+Ranks whose waits are not split are left out, because their stalls include the idle time of a pipeline.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import numpy.typing as npt
 from analyzers.account.device.device_timings import is_stamped
 from analyzers.account.device.stalls import stall_parts
 from analyzers.account.time_classes import TRAINING, WAITED
+from analyzers.account.wait_split import split_waits
 from analyzers.run.records.standstills import before_standstill, standstills
 from analyzers.source import READ_CALLS, READ_STEPS, Floats, Ints, Source, every_kth, floats, ints
 
@@ -56,6 +60,8 @@ class Exposure:
     busy_ms: Floats
     exposed_ms: Floats
     transfer_ms: Floats
+    has_unknown_idle: bool = False
+    """True if ranks were left out because the idle time of their pipeline is not known."""
 
     @property
     def num_steps(self) -> int:
@@ -117,6 +123,7 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
 
 def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
     """Exposure of stamped steps: their streams' stalls, and the calls in flight between their stamps."""
+    split = split_waits(source, attempt, since_step)
     parts = stall_parts(source, attempt, since_step=since_step, every=every)
     # If a step was repeated, its stalls are those of all executions. The share of them that is due to a late member is
     # applied to the last execution.
@@ -142,14 +149,18 @@ def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Ex
         """,
         [attempt, every, attempt, since_step, attempt, since_step, every],
     )
+    unknown = [rank for number, rank in split.idle_unknown if number == attempt]
+    is_known = ~np.isin(table["rank"], unknown)
+    table = {name: values[is_known] for name, values in table.items()}
     rank, step = ints(table["rank"]), ints(table["step"])
     step_ms, exposed = floats(table["step_ms"]), floats(table["exposed_ms"])
-    ratio = np.array([late.get(pair, 0.0) for pair in zip(rank.tolist(), step.tolist(), strict=True)])
+    places = list(zip(rank.tolist(), step.tolist(), strict=True))
+    ratio = np.array([late.get(place, split.late_ratio.get((attempt, place[0]), 0.0)) for place in places])
     return Exposure(
         rank=rank, step=step, step_ms=step_ms, exposed_ms=exposed,
         # The last calls of a step may still be in flight in the next step and cause stalls there.
         busy_ms=np.minimum(np.maximum(floats(table["busy_ms"]), exposed), step_ms),
-        transfer_ms=exposed * (1.0 - ratio),
+        transfer_ms=exposed * (1.0 - ratio), has_unknown_idle=bool(unknown),
     )  # fmt: skip
 
 

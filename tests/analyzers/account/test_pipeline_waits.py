@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from analyzers.account.device.exposure import measure as exposure
 from analyzers.account.goodput import CATEGORIES, Account, measure
 from analyzers.account.step_account import step_accounts
+from analyzers.account.wait_split import split_waits
+from analyzers.communication.analyze import communication
 from analyzers.compare.scaling import scaling_of
 from analyzers.compare.two_runs import Comparison, Side, compare
 from analyzers.diagnose import diagnose
 from analyzers.report.json import to_json
 from analyzers.report.terminal.compare_text import tables
+from analyzers.report.terminal.scaling_text import render
 from analyzers.report.wording.account_lines import goodput_line
 from analyzers.run.policy import StallPolicy
+from analyzers.scope import Scope
 from tests.analyzers.account.test_goodput import Timeline, told
+from tests.analyzers.explained import explained
 from tests.analyzers.pipeline.test_stage_balance import on_devices
 from tests.watch.exporting.trackers.test_feed import Told
 from watch.exporting.metrics.run_samples import account_samples, step_samples
@@ -78,6 +86,21 @@ def test_no_output_has_a_number_for_what_is_unknown(line: Timeline) -> None:
     assert not {f"time/{name}_seconds" for name in UNKNOWN} & summary.keys()
 
 
+def test_stamped_waits_of_a_pipeline_are_no_cost_of_communication() -> None:
+    """The advice was that 31 % of the step is communication: most of it was a stage without work."""
+    line = pipeline("stamped", steps=30)
+    line.store.connection.execute("UPDATE collectives SET bytes = 1 << 20")
+    (found,) = explained(communication(line.store, Scope()))
+    assert (found.kind, found.status) == ("exposed_communication", "insufficient_data")
+    assert "the idle time of its pipeline" in found.summary
+    assert exposure(line.store, 0).num_steps == 0
+    line.store.connection.execute("UPDATE ranks SET pp = 0, dp_shard = rank")
+    whole = exposure(line.store, 0)
+    assert whole.exposed_ms.sum() == pytest.approx(30 * 25)
+    (first, second) = (split_waits(line.store).late_ratio[0, rank] for rank in range(2))
+    assert whole.transfer_ms.sum() == pytest.approx(30 * (20 * (1 - first) + 5 * (1 - second)))
+
+
 def test_a_comparison_with_such_a_run_names_what_both_have() -> None:
     sides = [
         Side(source=line.store, manifest={}, diagnosis=diagnose(line.store, {}))
@@ -103,8 +126,12 @@ def test_what_scaling_loses_to_unsplit_waits_is_called_so() -> None:
         facts = {"run_id": f"on-{ranks}", "num_ranks": ranks, "tokens": 8, "mesh": {}}
         diagnosis: Any = SimpleNamespace(run=facts, goodput=account)
         sides.append(Side(source=source, manifest={}, diagnosis=diagnosis))
-    last = scaling_of(sides).points[-1]
-    assert last.lost_to == "communication or waiting"
+    scaling = scaling_of(sides)
+    last = scaling.points[-1]
+    assert last.lost_to == "communication or waiting for others"
+    output = StringIO()
+    render(scaling, Console(file=output, width=200))
+    assert "communication or waiting for others 31%" in output.getvalue()
     assert last.shares == pytest.approx({"training": 330 / 480, "communication": 150 / 480, "data": 0.0})
 
 
