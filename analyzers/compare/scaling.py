@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from analyzers.account.goodput import UNSPLIT
 from analyzers.compare.two_runs import Side
 from analyzers.policy import SHARED
 from analyzers.stragglers.throughput import StepTimes, between, step_times
@@ -67,7 +68,7 @@ class Point:
         losses = {name: self.shares.get(name, 0.0) for name in _LOSSES}
         worst = max(losses, key=lambda name: losses[name])
         if worst == "communication" and "straggler" not in self.shares:
-            return "communication or waiting"
+            return UNSPLIT[worst]
         return _LOSSES[worst] if losses[worst] > 0 else ""
 
 

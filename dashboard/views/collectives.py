@@ -8,7 +8,7 @@ import numpy as np
 import streamlit as st
 
 from analyzers.account.device.exposure import exposed_calls, measure
-from analyzers.account.goodput import CONTRADICTED
+from analyzers.account.goodput import CONTRADICTED, UNSPLIT
 from analyzers.communication import bandwidth
 from analyzers.figures.time import collectives as figures
 from analyzers.figures.time import exposed
@@ -164,7 +164,7 @@ def _exposed(view: View) -> None:
     tiles(
         [
             (
-                "Exposed" if account.is_split else "Communication or waiting",
+                "Exposed" if account.is_split else UNSPLIT["communication"].capitalize(),
                 "not judged" if account.contradicted else units.percent(share.get("communication")),
                 "" if account.contradicted else "of the wall time",
                 "Share of wall time in which ranks were blocked in transfers"

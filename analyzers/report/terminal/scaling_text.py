@@ -46,10 +46,15 @@ def render(scaling: Scaling, console: Console) -> None:
             visible(point.run), str(point.num_ranks), mesh, f"{point.step_ms:.1f}",
             f"{point.tokens_per_s:,.0f}", f"{point.speedup:.2f}", efficiency,
             "" if point.serial_ratio is None else f"{point.serial_ratio:.1%}",
-            f"{point.lost_to.split()[-1]} {lost:.0%}" if lost >= _LEAST_SHARE else "",
+            f"{_short(point.lost_to)} {lost:.0%}" if lost >= _LEAST_SHARE else "",
         )  # fmt: skip
     console.print()
     console.print(table)
+
+
+def _short(lost_to: str) -> str:
+    """Last word of a category's name; the whole name if it has two parts, because neither alone may be true."""
+    return lost_to if " or " in lost_to else lost_to.split()[-1]
 
 
 def sentence(scaling: Scaling) -> str:
