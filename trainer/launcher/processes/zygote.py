@@ -81,9 +81,14 @@ class Zygote:
             request = {"arguments": [*arguments], "environment": {**environment}, "logs": [str(stdout), str(stderr)]}
             # No signal may arrive between the fork and the time at which the rank's pid is known.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+            go, release = os.pipe()
             try:
-                return int(self._exchange(request, FORK_TIMEOUT_S)["pid"])
+                pid = int(self._exchange(request, go)["pid"])
+                os.write(release, b"1")
+                return pid
             finally:
+                os.close(go)
+                os.close(release)  # a rank that was forked too late ends: its place is taken by another
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ZygoteError(f"no rank can be forked: {type(error).__name__}: {error}") from None
@@ -114,9 +119,9 @@ class Zygote:
             raise ZygoteError(problem)
         self._ready = True
 
-    def _exchange(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        self._channel.settimeout(timeout_s)
-        self._channel.send(json.dumps(request).encode())
+    def _exchange(self, request: Mapping[str, Any], go: int) -> dict[str, Any]:
+        self._channel.settimeout(FORK_TIMEOUT_S)
+        socket.send_fds(self._channel, [json.dumps(request).encode()], [go])
         answer: dict[str, Any] = json.loads(self._channel.recv(MAX_MESSAGE_BYTES))
         return answer
 
@@ -237,8 +242,8 @@ def _serve(channel: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # a collection in a rank would touch, and so copy, every page that is shared
     channel.send(json.dumps({"problem": unsafe_to_fork()}).encode())
-    while blob := channel.recv(MAX_MESSAGE_BYTES):
-        request = json.loads(blob)
+    while (received := socket.recv_fds(channel, MAX_MESSAGE_BYTES, 1))[0]:
+        request, (go,) = json.loads(received[0]), received[1]
         reader, writer = os.pipe()
         middle = os.fork()
         if middle == 0:
@@ -247,10 +252,14 @@ def _serve(channel: socket.socket) -> None:
                 channel.close()
                 os.close(reader)
                 os.close(writer)
+                if not os.read(go, 1):  # the launcher waits for this rank no longer
+                    os._exit(0)
+                os.close(go)
                 _become_rank(request)
             os.write(writer, str(rank).encode())
             os._exit(0)  # the rank's parent is now the launcher
         os.close(writer)
+        os.close(go)
         os.waitpid(middle, 0)
         pid = int(os.read(reader, 32))
         os.close(reader)
