@@ -81,7 +81,8 @@ def _every_panel_is_drawn(port: int, run_id: str) -> None:
                     silent.add((path.stem, panel["title"], query))  # it has no pipeline, and does not evaluate
     cannot_have = {
         *(("health", title) for title in _of_gpus()),  # there is no GPU
-        ("ranks", "Stragglers"), ("run", "Open findings"), ("fleet", "Open findings"),  # the hang is over
+        ("ranks", "Stragglers"), ("run", "Open findings of the run"), ("run", "Number of open findings"),
+        ("fleet", "Open findings of all runs"), ("fleet", "Number of open findings"),  # the hang is over
         ("ranks", "Ranks that are down"), ("run", "Time since the last rollback"),  # there was none
         ("run", "Failures of watch in ten minutes"),
         ("run", "Load of experts (100 %: even)"),  # the model has none
@@ -95,6 +96,9 @@ def _every_panel_is_drawn(port: int, run_id: str) -> None:
         silent.difference_update([one for one in silent if asked(port, one[2])])
         return {(dashboard, title) for dashboard, title, _ in silent}
 
+    titles = {(path.stem, panel["title"]) for path in (GRAFANA / "dashboards").glob("*.json")
+              for panel in json.loads(path.read_text())["panels"]}  # fmt: skip
+    assert cannot_have <= titles
     try:  # one scrape of more than a second and nothing has an answer until the next
         wait_for(lambda: empty() <= cannot_have, "an answer to each query", deadline_s=60.0)
     except AssertionError:
