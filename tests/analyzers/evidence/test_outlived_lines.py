@@ -68,13 +68,20 @@ STALLED += (
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "ranks"), [("0, 3, 2", "3, 2, 0", (1,)), ("0", "1, 3", (2,)), ("0, 1", "1, 0", ())]
+    ("first", "second", "ranks"),
+    [("0, 3, 2", "3, 2, 0", (1,)), ("0", "1, 3", (2,)), ("0, 1", "1, 0", ()), ("1, 0, 2", "0, 2", (1,))],
 )
 def test_ranks_that_are_ready_for_no_stalled_tensor_are_suspected(
     tmp_path: Path, first: str, second: str, ranks: tuple[int, ...]
 ) -> None:
     found = diagnosed(tmp_path, "job.log", STALLED.format(first=first, second=second)).fired[0]
     assert (found.cause, found.ranks, found.status) == ("not_entered", ranks, "suspect")
+
+
+def test_ranks_that_are_ready_for_each_others_missing_tensors_wait_for_each_other(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, "job.log", STALLED.format(first="2", second="1, 0")).fired[0]
+    assert (found.cause, found.ranks, found.status) == ("mismatch", (), "suspect")
+    assert "did not submit: rank 0 not grad.a, rank 2 not grad.b" in found.summary
 
 
 def test_a_compiler_of_the_device_that_lacks_a_module_is_no_lost_connection(tmp_path: Path) -> None:

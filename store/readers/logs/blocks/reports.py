@@ -36,7 +36,7 @@ _RAS_PROCESS = re.compile(r"^\s*Process (\d{1,10}) on node \S+ managing GPU")
 _NORM = re.compile(r"^\s*rank\s+(\d{1,6}) = (\S+)$")
 _STALLED = re.compile(r"^(\d{1,6})!?: \[")
 _STALLED_OPERATION = re.compile(r"\[missing ranks: ([\d, ]+)\]")
-_STALLED_READY = re.compile(r"\[ready ranks: (\d[\d, ]*)\]")
+_STALLED_READY = re.compile(r"(\S{0,200}) ?\[ready ranks: (\d[\d, ]*)\]")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
 _TASK = re.compile(r"^\s*/job:\w+/replica:\d+/task:(\d{1,6})\b")
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
@@ -206,8 +206,7 @@ def read_stalled(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, An
     Up to version 0.15 it lists in the line itself, for each tensor, the `ready` ranks that wait for the others.
     """
     if ready := _STALLED_READY.findall(text):
-        ranks = dict.fromkeys(rank for every in ready[:512] for rank in every.replace(" ", "").split(","))
-        return {"ready": ", ".join(ranks)}
+        return _ready({tensor: set(ranks.replace(" ", "").split(",")) for tensor, ranks in ready[:512]})
     found: list[str] = []
     awaited: dict[str, str] = {}
     for place, (prefix, text) in enumerate(lines):
@@ -222,6 +221,26 @@ def read_stalled(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, An
         elif found or place > 2:
             break
     return {"ranks": ", ".join(dict.fromkeys(found[:512])), **_apart(awaited)}
+
+
+def _ready(waiting: Mapping[str, set[str]]) -> dict[str, Any]:
+    """{"ready": "0, 1"}: the ranks that wait, if a lower rank waits for no tensor or all wait for the same ones.
+    Otherwise `ranks` are those that wait only for some tensors. If no rank waits for all of them, the ranks wait for
+    each other, and `apart` names a tensor that a rank lacks.
+    """
+    every = sorted(set().union(*waiting.values()), key=int)
+    ready = set.intersection(*waiting.values())
+    if len(every) <= int(every[-1]) or len(ready) == len(every):
+        return {"ready": ", ".join(every)}
+    lacks = {rank: next(name for name, ranks in waiting.items() if rank not in ranks)
+             for rank in every if rank not in ready}  # fmt: skip
+    if ready:
+        return {"ready": ", ".join(sorted(ready, key=int)), "ranks": ", ".join(lacks)}
+    first_by_name = {name: rank for rank, name in reversed(lacks.items())}
+    apart = "; ".join(
+        f"{rank}: {name[:80]}" for name, rank in sorted(first_by_name.items(), key=lambda one: int(one[1]))
+    )
+    return {"ranks": ", ".join(every), "apart": apart}
 
 
 def _apart(awaited: Mapping[str, str]) -> dict[str, Any]:
