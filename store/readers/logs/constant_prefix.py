@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from store.readers.logs.line_filter import LINE_BYTES, begin_of_line, end_of_line
 from store.readers.logs.prefix import Prefix, clean, read_prefix
@@ -23,6 +24,8 @@ MAX_LENGTH = 120
 MIN_LINES = 6
 """Minimum lines of different shapes; with fewer, a common prefix may be chance."""
 MIN_SHARE = 0.9
+MIN_LABELS = 3
+"""Minimum lines with a process label."""
 MIN_WORDS = 5
 """Number of different words that must follow the prefix: if all lines continue the same way, the start is part of the
 message.
@@ -55,6 +58,10 @@ _RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINE = re.compile(r"(?:Error|Exception)\b")
 _BOUNDARY = frozenset(":]|>)- ")
+_LABEL = re.compile(r"\[(\d{1,6})\] ?(?=[^\]])")
+"""A process label as `mpiexec -l` and Intel MPI write it before each line."""
+_LABEL_OF_TASK = re.compile(r"\[(?P<task>\d{1,6})\] ?")
+_LABEL_OF_ONE = re.compile(r"\[\d{1,6}\] ?")
 
 
 class LearnedPrefixes:
@@ -64,7 +71,7 @@ class LearnedPrefixes:
         self._clock = clock
         self._learned: list[re.Pattern[str]] = []
         self._sample: dict[str, Prefix] = {}
-        """{sample line: its prefix}, parsed with the known formats only."""
+        """{sample line: its prefix}, parsed with the known formats and the labels of processes."""
         self._recent: dict[str, Prefix] = {}
         """{line: its prefix} of the last `MAX_RECENT` lines. The lines below a traceback are read again, since lines of
         other ranks may lie between them."""
@@ -74,7 +81,8 @@ class LearnedPrefixes:
         """Learn the prefix that lines at both ends of a file's first window share; returns the lines at its start."""
         lines = window[:SAMPLE_BYTES].split(b"\n")[:SAMPLE_LINES] + window[-SAMPLE_BYTES:].split(b"\n")[-SAMPLE_LINES:]
         texts = [clean(line[:LINE_BYTES]) for line in lines if b"\r" not in line.rstrip(b"\r")]
-        self._sample = {text: read_prefix(text, self._clock) for text in dict.fromkeys(texts)}
+        self._add(_label([text for text in texts if text.strip()]))
+        self._sample = {text: read_prefix(text, self._clock, self._learned) for text in dict.fromkeys(texts)}
         self._add(common_prefix([text[self._sample[text].length :].lstrip(" ") for text in texts]))
         return texts[: min(len(texts) // 2, SAMPLE_LINES)]  # the second half is from the end of the window
 
@@ -140,6 +148,19 @@ class LearnedPrefixes:
         if pattern is not None and all(pattern.pattern != one.pattern for one in self._learned):
             self._learned.append(pattern)
             self._recent.clear()
+
+
+def _label(lines: Sequence[str]) -> re.Pattern[str] | None:
+    """Pattern of the label `[3] ` at the start of nearly all lines; None if there is none, or if the numbers only grow,
+    since epochs and steps are printed in the same way. A single number is a prefix, but says nothing of the process.
+    """
+    numbers = [int(found[1]) for line in lines if (found := _LABEL.match(line))]
+    if len(numbers) < MIN_LABELS or len(numbers) < MIN_SHARE * len(lines):
+        return None
+    if len(set(numbers)) == 1:
+        return _LABEL_OF_ONE
+    are_mixed = sum(later < earlier for earlier, later in pairwise(numbers)) > 1
+    return _LABEL_OF_TASK if are_mixed and 2 * len(set(numbers)) <= len(numbers) else None
 
 
 def common_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:

@@ -149,6 +149,8 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
         if match is None or match.end() == at:
             break
         stated = {name: value for group, name in names.items() if (value := match[group]) is not None}
+        if "task" in stated and "task" in found:
+            break  # a process has one label, so the second number belongs to the message
         is_torch = match[0].startswith("[rank")
         # If a line has two `[rankN]` prefixes of torch, the second is right. NCCL's prefix overrides earlier ones.
         if (is_torch and was_torch) or "gpu" in stated:

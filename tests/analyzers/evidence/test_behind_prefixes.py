@@ -150,3 +150,28 @@ def test_an_error_of_one_host_names_the_host(tmp_path: Path) -> None:
     text = behind("node-01: ", "index built") + behind("node-02: ", f"{FRAMES}FileNotFoundError: no index")
     (finding,) = diagnosed(tmp_path, "job.log", text).fired
     assert finding.evidence["host"] == "node-02"
+
+
+def labelled(first: int, second: int) -> str:
+    """Steps of two processes whose lines lie between each other's, then an error of the second."""
+    steps = "".join(f"[{label}] iter {n} loss {3 - n / 50:.3f}\n" for n in range(12) for label in (first, second))
+    return steps + "".join(f"[{second}] {line}\n" for line in f"{FRAMES}KeyError: 'label'".splitlines())
+
+
+def test_the_label_that_mpiexec_writes_before_each_line_is_a_rank(tmp_path: Path) -> None:
+    (finding,) = diagnosed(tmp_path, "job.log", labelled(0, 1)).fired
+    assert (finding.cause, finding.ranks) == ("exception", (1,))
+    stalled = (
+        "[0] [2026-03-01 10:00:00.1: W horovod/stall_inspector.cc:107] One or more tensors were submitted to be "
+        "reduced by subset of ranks and are waiting for remainder of ranks for more than 60 seconds.\n"
+        "[0] Missing ranks:\n[0] 1: [grad.a, grad.b]\n"
+    )
+    assert diagnosed(tmp_path, "job.log", labelled(0, 1)[:600] + "\n" + stalled).fired[0].ranks == (1,)
+    assert diagnosed(tmp_path, "job.log", stalled).fired[0].ranks == (1,)
+
+
+@pytest.mark.parametrize("number", ["0", "{n}", "{epoch}"])
+def test_a_number_in_brackets_that_does_not_change_between_lines_is_no_rank(tmp_path: Path, number: str) -> None:
+    steps = "".join(f"[{number.format(n=n, epoch=n // 9)}] iter {n} loss {3 - n / 50:.3f}\n" for n in range(40))
+    (finding,) = diagnosed(tmp_path, "job.log", f"{steps}{FRAMES}KeyError: 'label'\n").fired
+    assert (finding.cause, finding.ranks) == ("exception", ())
