@@ -152,7 +152,7 @@ def is_launchers(entry: LogLine) -> bool:
     """Return True for an exception of a launcher, or one that only refers to another process's error."""
     if entry.number("is_cut"):  # the traceback is cut off before its error, but its frames show who raised it
         return _LAUNCHER_FRAMES.search(entry.text("traceback")) is not None
-    if any(mark in entry.text("message") for mark in _POINTERS):
+    if any(mark in f"{type_of(entry)}: {entry.text('message')}" for mark in _POINTERS):
         return True
     if type_of(entry) == "CalledProcessError" and (program := _COMMAND.search(entry.text("message"))):
         return _TOOLS.fullmatch(program[1]) is None or _LAUNCHER_FRAMES.search(entry.text("traceback")) is not None

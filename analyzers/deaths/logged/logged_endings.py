@@ -226,7 +226,9 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     # Ranks whose exit is explained. None is among them if a line without a rank may explain the exit of any rank.
     explained = raised | _gave_up(book) | set(ended.victims)
     explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()  # the loop may have exited on NaN
-    silent = [(rank, code, entry) for rank, (code, entry) in ended.exits.items() if not {rank, None} & explained]
+    has_table = any(book.of("root_failure", "worker_failed"))  # the launcher's own exit code follows from its table
+    silent = [(rank, code, entry) for rank, (code, entry) in ended.exits.items()
+              if not {rank, None} & explained and not (has_table and entry.text("tasks"))]  # fmt: skip
     if not silent or _has_hard_signal(ended):
         return
     first = _earliest([rank for rank, _, _ in silent], ended)
@@ -317,9 +319,8 @@ def _stopped_at_end(entry: LogLine, book: LogBook) -> bool:
 def _lost_actors(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in book.of("ray_actor_died", "worker_proc_died")
              if relevance(entry, book) != "survived" and not _stopped_at_end(entry, book)]  # fmt: skip
-    ranks = tuple(
-        sorted({entry.rank for entry in lines if entry.kind == "worker_proc_died" and entry.rank is not None})
-    )
+    known = {entry.rank for entry in lines if entry.kind == "worker_proc_died" and entry.rank is not None}
+    ranks = tuple(sorted(known))
     waited = next(iter(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout")), None)
     came_first = bool(lines) and waited is not None and book.position(lines[0]) < book.position(waited)
     subject = "a Ray worker" if any(book.of("ray_actor_died")) else "a worker process"
@@ -374,8 +375,7 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
 
 
 def _stops(book: LogBook) -> Iterator[Candidate]:
-    """Candidate for an interruption, with the line of the user's code that it interrupted: a job is often stopped
-    because it hangs there."""
+    """Candidate for an interruption, with the user's line that it interrupted: a job that hangs is often stopped."""
     stops = [entry for entry in book.of("exception") if is_stop(entry)]
     if not stops:
         return

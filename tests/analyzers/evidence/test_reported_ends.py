@@ -303,3 +303,47 @@ def test_a_line_that_only_mentions_an_end_is_none(tmp_path: Path, line: str) -> 
 def test_an_xid_that_the_job_outlived_is_no_end(tmp_path: Path) -> None:
     steps = "".join(f"step {i} loss {2 - i / 100:.2f} time 0.5\n" for i in range(20))
     assert diagnosed(tmp_path, "job.log", f"{steps}[probe] XID error 94 detected on GPU 0\n{steps}").fired == ()
+
+
+TABLE = (
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\ntrain.py FAILED\n-----\nFailures:\n"
+    "  <NO_OTHER_FAILURES>\n-----\nRoot Cause (first observed failure):\n[0]:\n  time      : 2026-03-01_10:59:45\n"
+    "  host      : gpu-07\n  rank      : 5 (local_rank: 1)\n  exitcode  : {code} (pid: 2140)\n  error_file: <N/A>\n"
+    "  traceback : Signal {number} ({name}) received by PID 2140\n=====\n"
+)
+
+
+@pytest.mark.parametrize(("number", "name", "ranks"), [(6, "SIGABRT", ()), (11, "SIGSEGV", (5,))])
+def test_the_exit_code_of_a_launcher_is_not_the_end_of_another_process(
+    tmp_path: Path, number: int, name: str, ranks: tuple[int, ...]
+) -> None:
+    text = TABLE.format(code=-number, number=number, name=name)
+    first = diagnosed(tmp_path, "job.log", f"{text}srun: error: gpu-07: task 0: Exited with exit code 1\n").fired[0]
+    assert (first.cause, first.ranks) == ("signal", ranks)
+    assert name in first.summary
+    bare = diagnosed(tmp_path, "job.log", "srun: error: gpu-07: task 0: Exited with exit code 1\n").fired[0]
+    assert bare.cause == "exit"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "word"),
+    [
+        ("Exited by signal 11.", "signal", "SIGSEGV"),
+        ("Exited with exit code 139.", "signal", "SIGSEGV"),
+        ("Exited with exit code 3.", "exit", "exit code 3"),
+        ("TERM_RUNLIMIT: job killed after reaching LSF run time limit.\nExited with exit code 140.", "time_limit", ""),
+    ],
+)
+def test_the_end_that_lsf_reports_of_a_job(tmp_path: Path, line: str, cause: str, word: str) -> None:
+    summary = "\nResource usage summary:\n\n    CPU time :       34.83 sec.\n    Max Memory :    51 GB\n"
+    first = diagnosed(tmp_path, "lsf.out", f"epoch 1 loss 2.1\n{'-' * 60}\n{line}\n{summary}").fired[0]
+    assert first.cause == cause
+    assert word in first.summary
+    own = diagnosed(tmp_path, "lsf.out", f"KeyError: 'label'\n{line}\n{summary}").fired[0]
+    assert own.cause == (cause if cause == "time_limit" else "exception")
+    assert not diagnosed(tmp_path, "lsf.out", f"epoch 1 loss 2.1\nSuccessfully completed.\n{summary}").fired
+
+
+def test_an_exception_that_only_states_an_exit_code_names_the_signal(tmp_path: Path) -> None:
+    first = diagnosed(tmp_path, "job.log", "starting train task\nAlgorithmError: Exit Code: 139\n").fired[0]
+    assert (first.cause, "SIGSEGV" in first.summary) == ("signal", True)
