@@ -25,7 +25,7 @@ from analyzers.evidence.only_end import in_order_of_ends, name_only_end
 from analyzers.evidence.unnamed_errors import failed_warnings, unnamed_errors, with_error_line
 from analyzers.finding import Finding
 from analyzers.hangs.logged.logged_calls import call_candidates
-from analyzers.health.ascend_codes import codes_in, explained_code
+from analyzers.health.ascend_codes import CODES_OF_WAITS, codes_in, explained_code
 from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
 from analyzers.logs.exceptions import relevance, text_of, type_of
 from analyzers.logs.log_events import LogBook, LogLine, quotes
@@ -287,6 +287,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     peers = peer_addresses(lines) if not suspects else []
     codes = list(dict.fromkeys(code for entry in lines for code in codes_in(text_of(entry))))
     details = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
+    event = "waited in vain for" if codes and set(codes) <= set(CODES_OF_WAITS) else "lost the connection to"
     awaited = {rank for entry in lines if (rank := entry.number("awaited")) is not None}
     details += f"; what it waits for comes from rank {min(awaited)} of its group" if len(awaited) == 1 else ""
     nodes = sorted({re.sub(r"_\d+_\d+$", "", name) for entry in lines if (name := entry.text("node"))})
@@ -299,7 +300,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
         lines,
         rank_class="victim",
         ranks=suspects,
-        what=f"{who(victims, 'the ranks')} lost the connection to another rank{details}"
+        what=f"{who(victims, 'the ranks')} {event} another rank{details}"
         + (
             f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'printed nothing'}"
             if suspects

@@ -10,7 +10,8 @@ candidates = in_order_of_ends(candidates, book)
 3. If a process ended with an error before the scheduler's time limit, the job had already failed: the other ranks, or
    threads of that process, only waited for the limit.
 4. If ranks gave up waiting before the job was cancelled or reached its time limit, the job had already hung.
-5. A connection or port that failed before a wait timed out explains the timeout: the other ranks waited for the one
+5. A process that reports an address or interface without which it cannot connect, and then ends, ended because of it.
+6. A connection or port that failed before a wait timed out explains the timeout: the other ranks waited for the one
    that could not connect or send.
 """
 
@@ -69,7 +70,8 @@ def name_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended) 
 
 def in_order_of_ends(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
     """Put the error or hang that stopped the job ahead of its consequences: an end from outside, timed-out waits."""
-    return _connection_before_wait(_hang_before_end(_errors_before_limit(candidates)), book)
+    candidates = _setup_before_death(_errors_before_limit(candidates), book)
+    return _connection_before_wait(_hang_before_end(candidates), book)
 
 
 def _errors_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -105,6 +107,32 @@ def _hang_before_end(candidates: Sequence[Candidate]) -> list[Candidate]:
     what = f"{hang.what}. {_ENDED[end.cause]}"
     first = replace(hang, what=what, lines=(*hang.lines, *end.lines[:1]))
     return [first, *(one for one in candidates if one not in (hang, end))]
+
+
+def _setup_before_death(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
+    """Put a failed connection ahead of the end of the process that reported it. A process that only exited may be the
+    one of a line without a rank; a crash has to be of the same process.
+    """
+    if not candidates or candidates[0].rank_class != "death" or candidates[0].cause not in ("exit", "signal"):
+        return list(candidates)
+    end = candidates[0]
+    failed = [
+        one
+        for one in candidates
+        if one.rank_class == "network"
+        and one.is_proven
+        and any(_is_before(line, last) and _are_of_one_process(line, last, end) and relevance(line, book) == "fatal"
+                for line in one.lines for last in end.lines[:1])
+    ]  # fmt: skip
+    return [*failed[:1], *(one for one in candidates if one not in failed[:1])]
+
+
+def _are_of_one_process(line: LogLine, last: LogLine, end: Candidate) -> bool:
+    if line.pid is not None and last.pid is not None:
+        return line.pid == last.pid
+    if line.rank is not None and end.ranks:
+        return line.rank in end.ranks
+    return end.cause == "exit"
 
 
 def _connection_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["codes_in", "explained_code", "meaning"]
+__all__ = ["CODES_OF_WAITS", "codes_in", "explained_code", "meaning"]
 
 _MEANINGS: Mapping[str, str] = {
     # acl/error_codes/rt_error_codes.h
@@ -66,6 +66,8 @@ _MEANINGS: Mapping[str, str] = {
     "EJ0003": "HCCP could not listen on its port",
     "EJ0004": "an IP address of the rank table is not the NPU's",
 }
+CODES_OF_WAITS = ("EI0002", "EI0006", "EI0009")
+"""Another rank did not answer in time; it may never have been connected."""
 _CODE = re.compile(
     r"(?:error code(?: is)?:?|runtime (?:result|error code)\s*[=:]|retCode[=:]|\bret[=:]) *(?P<number>\d{6})\b|"
     r"\b(?P<name>E[IJ]00\d\d)\b"

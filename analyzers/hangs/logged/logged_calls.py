@@ -41,7 +41,7 @@ def call_candidates(book: LogBook) -> list[Candidate]:
         *_stuck(book),
         *_timed_out(book),
     ]
-    found += list(_trace_missing(book)) + list(_tasks(book))
+    found += [*_trace_missing(book), *_tasks(book), *_quorum(book)]
     # Counts of calls that were printed while the job ran are weaker evidence than a call that timed out.
     return found or list(_ras(book)) or list(_unnumbered(book))
 
@@ -151,6 +151,25 @@ def _stalled(book: LogBook) -> Iterator[Candidate]:
             why=f"{lines[-1].place}: Horovod's stall inspector lists the ranks that are missing",
             is_proven=False,  # Horovod warns after a minute, so the rank may only have been slow
         )
+
+
+def _quorum(book: LogBook) -> Iterator[Candidate]:
+    """torchft's lighthouse prints how many replicas take part, until there are enough; the last line counts."""
+    lines = [entry for entry in book.of("no_quorum") if relevance(entry, book) != "survived"]
+    if not lines or any(book.position(lines[-1]) < book.position(entry) for entry in book.of("quorum")):
+        return
+    arrived, wanted = lines[-1].number("arrived"), lines[-1].number("wanted")
+    yield from_lines(
+        "rendezvous",
+        lines[-20:],
+        rank_class="victim",
+        what=f"torchft waits for replicas: {arrived} take part, of {wanted} that "
+        + ("send heartbeats" if "at least half of" in lines[-1].message else "it needs"),
+        why=lines[-1].quoted,
+        is_proven=False,
+        evidence={"do": "Read the ends of the logs of the replicas that do not take part: they ended, or do not reach "
+                  "the lighthouse."},
+    )  # fmt: skip
 
 
 def _ras(book: LogBook) -> Iterator[Candidate]:
@@ -315,12 +334,16 @@ def _unnumbered(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in lines if relevance(entry, book) != "survived"]
     if lines:
         waiting = list(ranks_of(lines))
+        operations = {entry.text("op") for entry in lines if entry.text("op")}
+        unnamed = (
+            f" in {operations.pop()}, and no line names" if len(operations) == 1 else ", and no line names the call or"
+        )
         yield from_lines(
             "all_entered",
             lines[:20],
             kind="hang",
             rank_class="hang" if any(entry.kind == "watchdog_timeout" for entry in lines) else "victim",
-            what=f"{who(waiting)} gave up waiting for other ranks, and no line names the call or the rank",
+            what=f"{who(waiting)} gave up waiting for other ranks{unnamed} the rank",
             is_proven=False,
             evidence={"waiting_ranks": waiting, "do": _do_of(waiting, book)},
         )

@@ -59,6 +59,7 @@ _PARTS = (
     r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?= *\S)",
     r"(?P<host>[A-Za-z][\w.-]{0,62}) [\w./()@-]{1,60}\[\d{1,10}\]:",  # syslog and journald
     r"std(?:out|err) [FP](?= )",  # CRI
+    r"\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d: ?\( *(?P<pid>\d{1,10})\) (?=\|CCL_)",  # oneCCL
     r"(?P<host>[A-Za-z][\w.-]{0,62}[-_]\d{1,4}) +\|",  # docker compose
     rf"{_HOST} (?=kernel:|systemd|slurm|kubelet)",
     r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?= )",

@@ -81,7 +81,7 @@ _NAMES = ("host", "node", "address")
 """Fields that hold the name of a machine. Published logs may have dots in its place."""
 _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
 """Roles of lines that may report a program's end. The kind "finished" does so, too."""
-_KEPT_KINDS = ("error_line", "working", "in_thread")
+_KEPT_KINDS = ("error_line", "working", "in_thread", "quorum")
 """Further kinds whose newest events are kept."""
 
 
