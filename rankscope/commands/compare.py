@@ -44,8 +44,8 @@ def compare(
             metavar="slower[:PERCENT]|loss|findings|critical",
             help="Condition for exit code 1; repeatable. slower: the second run is slower, with the whole 95 % "
             "interval above PERCENT (5). loss: its loss is higher by more than the noise, or only its loss ends as "
-            "NaN. findings: it has a finding that the first lacks. critical: one of these is critical. With too few "
-            "steps to tell, slower and loss also give exit code 1.",
+            "NaN or Inf. findings: it has a finding that the first lacks. critical: one of these is critical. With too "
+            "few steps to tell, slower and loss also give exit code 1.",
         ),
     ] = None,
 ) -> None:
