@@ -25,7 +25,7 @@ from analyzers.source import Ints, Source, floats, ints
 
 __all__ = [
     "COMPUTE_PHASES", "GAPS", "OWN_PHASES", "WHOLE_STEP", "Matrix", "Timings", "has_host_gaps", "has_uncompared_gaps",
-    "load_places", "load_timings", "observations_for", "stages_of_messages",
+    "is_on_device", "load_places", "load_timings", "observations_for", "stages_of_messages",
 ]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
@@ -209,12 +209,12 @@ def has_host_gaps(source: Source, attempt: int) -> bool:
     On a GPU without stamps the host may wait for its device, and thus for other ranks, in any gap that reads a value
     back: such gaps hold no own work to compare.
     """
-    return _has_gaps(source, attempt) and (is_stamped(source, attempt) or not _is_on_device(source, attempt))
+    return _has_gaps(source, attempt) and (is_stamped(source, attempt) or not is_on_device(source, attempt))
 
 
 def has_uncompared_gaps(source: Source, attempt: int) -> bool:
     """Return True if gaps were measured only on the host of a GPU, and no call was timed on the device."""
-    on_host = _has_gaps(source, attempt) and _is_on_device(source, attempt)
+    on_host = _has_gaps(source, attempt) and is_on_device(source, attempt)
     return on_host and not is_stamped(source, attempt) and not has_device_calls(source, attempt)
 
 
@@ -228,7 +228,8 @@ def _has_gaps(source: Source, attempt: int) -> bool:
     return bool(source.rows(sql, [attempt]))
 
 
-def _is_on_device(source: Source, attempt: int) -> bool:
+def is_on_device(source: Source, attempt: int) -> bool:
+    """Return True if ranks of the attempt compute on devices."""
     sql = "SELECT 1 FROM ranks WHERE attempt = ? AND device IS NOT NULL AND device <> 'cpu' LIMIT 1"
     return source.has("ranks") and bool(source.rows(sql, [attempt]))
 

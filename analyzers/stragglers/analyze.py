@@ -54,13 +54,13 @@ from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.onsets.host_onset import with_host_onset
 from analyzers.stragglers.onsets.onset import from_first_step, to_newest_step, with_onset, without_delays
 from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
+from analyzers.stragglers.onsets.periodic_work import throughput
 from analyzers.stragglers.onsets.place_onset import with_growth, with_place_onset, with_unstamped_onset
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.slow_link_findings import slow_link_findings
 from analyzers.stragglers.slow_place import host_place, named_phase, slow_line
 from analyzers.stragglers.summary import straggler_summary
 from analyzers.stragglers.suspects import Suspect, suspects, with_device
-from analyzers.stragglers.throughput import throughput_drops
 from probes.step_clock import GAPS
 from probes.tape import event_kinds
 
@@ -391,5 +391,5 @@ _insufficient = partial(Finding.not_judged, "straggler", "straggler", "Ranks wer
 OF_FILES = ("files.traces", "files.inspector")
 ANALYSES = (
     Analysis(kinds=("straggler",), run=stragglers, records="compared", live="periodic"),
-    Analysis(kinds=("throughput",), run=throughput_drops, records="compared"),
+    Analysis(kinds=("throughput",), run=throughput, records="compared"),
 )

@@ -43,6 +43,7 @@ SIZE_OF_CALL = (
 )
 """SQL aggregate over the members of a call. The size of an all-to-all of expert tokens differs from call to call:
 rounding it to a power of two gives one class instead of thousands."""
+_TIMES = ("step", "busy", "exposed", "transfer")
 _COUNTED = f"CASE WHEN collective_wait_ns IS NOT NULL THEN {WAITED} END"
 """SQL: the step's recorded waiting, an upper bound for its exposed communication."""
 
@@ -117,8 +118,11 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
         """,
         [attempt, every, attempt, since_step, every],
     )
-    values = {name: floats(table[name]) for name in ("step_ms", "busy_ms", "exposed_ms", "transfer_ms")}
-    return Exposure(rank=ints(table["rank"]), step=ints(table["step"]), **values)
+    step_ms, busy_ms, exposed_ms, transfer_ms = (floats(table[f"{name}_ms"]) for name in _TIMES)
+    return Exposure(
+        rank=ints(table["rank"]), step=ints(table["step"]), step_ms=step_ms, busy_ms=busy_ms, exposed_ms=exposed_ms,
+        transfer_ms=transfer_ms,
+    )  # fmt: skip
 
 
 def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
