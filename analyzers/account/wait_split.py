@@ -11,8 +11,8 @@ is the transfer. A member that was blocked for longer waited for the late member
 If no collectives were recorded, the shortest wait of any rank in a step counts as the step's transfer. This is coarser,
 because all groups are taken together. In long runs only every k-th step is read.
 
-If the records of some nodes are missing, nothing is split, because the late rank may be on a missing node. Nothing is
-split in a pipeline either if its idle time could not be measured, because most of its waits may be this idle time.
+If some ranks have no records, nothing is split, because the late rank may be one of them. Nothing is split in a
+pipeline either if its idle time could not be measured, because most of its waits may be this idle time.
 
 On GPUs without device timestamps, steps record no waits. Calls give shares of the step time instead (`device_shares`):
 the time with communication in flight, and a lower bound of the waiting in it. In the rest of the step the device
@@ -32,7 +32,7 @@ from analyzers.account.device.device_timings import device_rows, has_device_call
 from analyzers.account.device.stalls import stall_parts
 from analyzers.account.time_classes import WAITED
 from analyzers.run.calls.snapshot import attempts
-from analyzers.run.records.elsewhere import ranks_not_here
+from analyzers.run.records.elsewhere import ranks_without_steps
 from analyzers.source import READ_CALLS, READ_STEPS, Ints, Source, every_kth, floats, ints, missing_tables
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
@@ -70,7 +70,7 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
     late |= stamped
     if not late:
         late, basis = _by_steps(source, where), "steps"
-    incomplete = {number for number in {number for number, _ in late} if ranks_not_here(source, number)}
+    incomplete = {number for number in numbers if ranks_without_steps(source, number)}
     in_pipelines = [one for one in pipelines(source) if one[0] in numbers] if source.has("ranks") else []
     idle = _pipelines(source, where, in_pipelines)
     unknown = {(number, rank) for number, ranks in in_pipelines for rank in ranks if (number, rank) not in idle}
@@ -78,7 +78,7 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
     device = {
         (number, rank): shares.unsplit() if (number, rank) in unknown else shares
         for number in numbers
-        if number not in incomplete and has_device_calls(source, number) and not ranks_not_here(source, number)
+        if number not in incomplete and has_device_calls(source, number)
         for rank, shares in device_shares(source, number, since_step=since_step).items()
     }
     basis = basis if late else "durations of calls" if device.keys() - unknown else ""

@@ -31,7 +31,7 @@ from analyzers.communication.policy import CommunicationPolicy
 from analyzers.finding import Finding, evidence_of
 from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import attempts
-from analyzers.run.records.elsewhere import ranks_not_here
+from analyzers.run.records.elsewhere import ranks_without_steps
 from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.run.records.shared_devices import devices_are_shared
 from analyzers.scope import Scope
@@ -66,7 +66,7 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
     for attempt in reversed(attempts(source)):
         if scope.attempt not in (None, attempt):
             continue
-        if absent_ranks := ranks_not_here(source, attempt):
+        if absent_ranks := ranks_without_steps(source, attempt):
             who = ranks_text(sorted(absent_ranks))
             return [_insufficient(f"there are no records of {who}, so waiting for them would count as transfer time")]
         ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])

@@ -41,19 +41,22 @@ Classes = dict[tuple[str, str, int], Groups]
 
 
 def group_transfers(source: Source, attempt: int, window_steps: int, since_step: int = 0) -> Classes:
-    """Read transfers of collectives."""
+    """Read transfers of collectives. A call that a member did not record is left out: it may have come last."""
+    sizes = "SELECT process_group, max(len(members)) AS size FROM process_groups WHERE attempt = ? GROUP BY ALL"
+    if not source.has("process_groups"):
+        sizes = "SELECT NULL::VARCHAR AS process_group, 0 AS size WHERE ? < 0"
     rows = source.rows(
         f"""
         SELECT process_group, op, bytes, step // ? AS part, median(transfer_ns) / 1e6, count(*), min(step), max(step)
         FROM (
             SELECT process_group, min(op) AS op, {SIZE_OF_CALL} AS bytes, min(step) AS step,
                    min(end_ns - issue_ns) AS transfer_ns
-            FROM collectives
+            FROM collectives LEFT JOIN ({sizes}) USING (process_group)
             WHERE attempt = ? AND step >= ? AND end_ns >= issue_ns AND op NOT IN ('send', 'recv')
-            GROUP BY process_group, seq HAVING count(*) > 1
+            GROUP BY process_group, seq HAVING count(*) > 1 AND count(*) >= coalesce(any_value(size), 0)
         ) GROUP BY ALL ORDER BY ALL
         """,
-        [window_steps, attempt, since_step],
+        [window_steps, attempt, attempt, since_step],
     )
     classes: Classes = {}
     for group, op, num_bytes, part, *window in rows:

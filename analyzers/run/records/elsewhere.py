@@ -2,6 +2,7 @@
 
     ranks_elsewhere(source, log, attempt=0, world_size=4, last_ns=view.last_ns)      # {2, 3}
     ranks_not_here(source, attempt=0)                                                # those without any step here
+    ranks_without_steps(source, attempt=0)                                           # on these nodes, too
 
 A rank without records may never have started, or may be on another node. The launcher of each node records how many
 ranks it starts, and a node's ranks have consecutive numbers. A rank is elsewhere if these rules assign it to no
@@ -20,7 +21,7 @@ from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 
-__all__ = ["ranks_elsewhere", "ranks_not_here"]
+__all__ = ["ranks_elsewhere", "ranks_not_here", "ranks_without_steps"]
 
 
 def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
@@ -40,6 +41,18 @@ def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
     return (
         ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns or started_ns) - recorded
     )
+
+
+def ranks_without_steps(source: Source, attempt: int) -> frozenset[int]:
+    """Ranks of which no step is recorded, on any node, though others have steps: the others may have waited for them.
+
+    They include the ranks of a script that is attached on some ranks only, and those whose records were lost.
+    """
+    if not (source.has("ranks") and source.has("steps")):
+        return frozenset()
+    ((world_size,),) = source.rows("SELECT max(world_size) FROM ranks WHERE attempt = ?", [attempt])
+    recorded = {rank for (rank,) in source.rows("SELECT DISTINCT rank FROM steps WHERE attempt = ?", [attempt])}
+    return frozenset(range(world_size or 0)) - recorded if recorded else frozenset()
 
 
 def ranks_elsewhere(source: Source, log: EventLog, *, attempt: int, world_size: int, last_ns: int) -> frozenset[int]:
