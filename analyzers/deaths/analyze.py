@@ -209,7 +209,8 @@ def _without_a_root(
     else:  # `kill -9` of all ranks looks like this; so does a full disk, on which no failure can be recorded
         summary = (
             f"Records incomplete: {seen} stopped {_where(step)}{within}, and no record shows how. "
-            f"{'It was' if is_one else 'They were'} killed from outside, or the disk could not store their records."
+            f"{'It was' if is_one else 'They were'} killed from outside, or the disk could not store "
+            f"{'its' if is_one else 'their'} records."
         )
     cause = ON_PURPOSE if terminated else "killed_all"
     named = all_ranks if terminated else ()
