@@ -20,6 +20,7 @@ __all__ = [
     "batches_text",
     "counted",
     "counted_ranks",
+    "end_text",
     "group_text",
     "is_number",
     "listed",
@@ -44,6 +45,13 @@ _EVERY_NTH = re.compile(r"\b(\d{1,9})-(\d{1,9})/(\d{1,9})\b")
 """Ranks in the name of a process group: first rank, last rank, and the distance between neighbours."""
 MAX_PLAIN = 1e6
 """From here on a loss or a ratio is written as a power of ten."""
+_ENDS = {
+    "fenced": "replaced by a later launch",
+    "given_up": "stopped by the guard",
+    "launcher_lost": "launcher killed or crashed",
+    "left_out": "node excluded",
+}
+"""Texts for reasons of `run_ended` that are no words."""
 _ORDINALS = {1: "st", 2: "nd", 3: "rd"}
 
 
@@ -72,6 +80,12 @@ def counted_ranks(facts: Mapping[str, Any]) -> str:
     """`2 ranks (3 before)`: the number of ranks of a run, and of its earlier attempts."""
     ranks, before = counted(facts.get("num_ranks"), "rank"), ranks_before(facts)
     return f"{ranks} ({before} before)" if ranks and before else ranks
+
+
+def end_text(facts: Mapping[str, Any]) -> str:
+    """How a run ended: `finished`, `stopped by the guard`."""
+    ended = str(facts.get("ended") or "no end recorded")
+    return _ENDS.get(ended, ended)
 
 
 def natural(text: str) -> list[Any]:

@@ -19,7 +19,7 @@ from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.loss_lines import loss_line
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import batches_text, counted, is_number, number, number_ranges, ranks_before, sentence
+from analyzers.wording import batches_text, counted, end_text, is_number, number, number_ranges, ranks_before, sentence
 from probes.tape.redaction.printable import MAX_TEXT, escaped, visible, with_code
 
 __all__ = ["to_markdown"]
@@ -129,7 +129,7 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
         ("ranks", f"{ranks}{before} on {nodes}{f': {mesh}' if mesh else ''}" if ranks else ""),
         ("steps", str(facts["steps"]) if facts.get("steps") else ""),
         ("attempts", f"{facts['attempts']:,}" if facts.get("attempts") else ""),
-        ("ended", str(facts.get("ended") or "no end recorded")),
+        ("ended", end_text(facts)),
         ("step, median", f"{number(facts['step_ms_median'], 4)} ms" if facts.get("step_ms_median") else ""),
         ("wall time", "" if seconds is None else f"{seconds:,.1f} s"),
         ("tokens/s", number(facts["tokens_per_s"], 4) if facts.get("tokens_per_s") else ""),

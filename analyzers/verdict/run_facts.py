@@ -131,9 +131,10 @@ def _unstarted(source: Source, log: EventLog, ended: Sequence[Event]) -> dict[st
     if not log.of(event_kinds.RUN_STARTED) or attempts(source):
         return {}
     last = ended[-1] if ended else None
+    code = last.detail.get("exit_code") if last else None  # null for a launcher that was killed
     return {
         "no_rank_started": True,
-        "exit_code": last.integer("exit_code") if last else None,
+        "exit_code": code if isinstance(code, int) else None,
         "end_message": last.text("message") or None if last else None,
     }
 

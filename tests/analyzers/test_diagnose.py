@@ -298,6 +298,14 @@ def test_a_run_that_failed_without_a_finding_gets_no_clean_bill() -> None:
             {"reason": "failed", "exit_code": 2, "message": "No module named 'safetensors'"},
             "The launch ended with code 2 before any rank had started: No module named 'safetensors'.",
         ),
+        (
+            {
+                "reason": "launcher_lost",
+                "exit_code": None,
+                "message": "The launcher (process 7) was killed or crashed.",
+            },
+            "The launch ended before any rank had started: The launcher (process 7) was killed or crashed.",
+        ),
         ({}, "No rank had started when the records end: the launch was killed, crashed or has just begun."),
     ],
 )
@@ -309,3 +317,9 @@ def test_a_launch_that_ended_before_any_rank_started_is_one_sentence(end: dict[s
     diagnosis = diagnose(store, {})
     assert diagnosis.verdict == verdict
     assert [one.summary for one in diagnosis.not_judged] == ["No check was made: no rank had started."]
+    console = Console(width=100, no_color=True, record=True, file=io.StringIO())
+    render(diagnosis, console)
+    printed = console.export_text()
+    assert "lines of" not in printed
+    assert "_" not in printed
+    assert "\n\n\n" not in printed

@@ -38,7 +38,17 @@ from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.run.records.evaluations import evaluations
 from analyzers.source import Source, floats
 from analyzers.verdict.verdict import outcome
-from analyzers.wording import group_text, listed, number, ranks_before, ranks_text, rate_text, sentence, size_text
+from analyzers.wording import (
+    end_text,
+    group_text,
+    listed,
+    number,
+    ranks_before,
+    ranks_text,
+    rate_text,
+    sentence,
+    size_text,
+)
 from probes.tape import event_kinds
 
 __all__ = ["render"]
@@ -271,7 +281,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     shown = [(name, form.format(value)) for name, value, form in tiles if isinstance(value, (int, float))]
     if before := ranks_before(facts):
         shown.insert(1, ("ranks before", before))
-    return [*shown, ("ended", str(facts.get("ended") or "no end recorded"))]
+    return [*shown, ("ended", end_text(facts))]
 
 
 _LAUNCH = {

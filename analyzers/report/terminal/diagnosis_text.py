@@ -26,7 +26,7 @@ from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.loss_lines import loss_line, validation_line
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.verdict.verdict import outcome
-from analyzers.wording import batches_text, counted, counted_ranks, is_number, ranks_text, sentence
+from analyzers.wording import batches_text, counted, counted_ranks, end_text, is_number, ranks_text, sentence
 from probes.tape.redaction.printable import visible
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _compared(few: Mapping[str, Any]) -> str:
 def _ranks(facts: Mapping[str, Any]) -> str:
     """`4 ranks`; `lines of rank 3` if logs lack the lower ranks and the number of ranks."""
     printed = (facts.get("logs") or {}).get("ranks_that_printed") or []
-    is_part = len(printed) == facts.get("num_ranks") and max(printed, default=0) >= len(printed)
+    is_part = bool(printed) and len(printed) == facts.get("num_ranks") and max(printed) >= len(printed)
     return f"lines of {ranks_text(printed)}" if is_part else counted_ranks(facts)
 
 
@@ -247,7 +247,9 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         f"{facts['tokens_per_s']:,.0f} tokens/s" if is_number(facts.get("tokens_per_s")) else "",
         f"{100 * facts['mfu_ratio']:.1f} % MFU" if is_number(facts.get("mfu_ratio")) else "",
     ]
-    rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
+    rows = [("Run", str(facts.get("run_id") or "?"))]
+    if size := "  ".join(part for part in parts if part):
+        rows.append(("", size))
     if facts.get("mfu_not_judged") and any(kind != "cpu" for kind in facts.get("devices") or []):
         rows.append(("MFU", f"Not judged: {facts['mfu_not_judged']}."))
     if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
@@ -270,7 +272,7 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
     if by_plugin := [f"{counted(number, 'file')} {what.removeprefix('file ')}" for what, number in read
                      if what.startswith("file of plug-in")]:  # fmt: skip
         rows.append(("Read", ", ".join(by_plugin)))
-    rows.append(("Ended", str(facts.get("ended") or "no end recorded")))
+    rows.append(("Ended", end_text(facts)))
     for excluded in (facts.get("excluded") or [])[:20]:
         rows.append(("Excluded", excluded_text(excluded)))
     for rollback in (facts.get("rollbacks") or [])[:20]:
