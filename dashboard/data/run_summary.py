@@ -44,9 +44,12 @@ def run_summary(source: Source, state: RunState) -> dict[str, Any]:
 
 
 def worst_of(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The first finding in the run's report; "none" if the run was judged and has no finding."""
-    fired = diagnosis.fired
-    return _worst(fired[0], len(fired)) if fired else {"finding": "none", "severity": "", "num_findings": 0}
+    """The first finding in the run's report; "none" if the run has none, but steps that were judged and no failure."""
+    if fired := diagnosis.fired:
+        return _worst(fired[0], len(fired))
+    facts = diagnosis.run
+    finding = "unknown" if facts.get("ended") == "failed" else "none" if facts.get("steps") else "not judged"
+    return {"finding": finding, "severity": "", "num_findings": 0}
 
 
 def _worst(finding: Finding | None, number: int) -> dict[str, Any]:
