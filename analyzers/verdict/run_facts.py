@@ -210,19 +210,21 @@ def _validation(source: Source) -> dict[str, Any] | None:
 
 
 def _learning(source: Source) -> dict[str, Any]:
-    """First and last finite loss of the committed steps, and the fall of the loss in units of its noise.
+    """First and last finite loss of the committed steps that ended, and the fall of the loss in units of its noise.
 
     `loss_lost_at_step`: the step from which no loss was finite until the end. For a policy's loss no fall is given,
     because it does not measure progress.
     """
     rows = source.rows(
         """
-        SELECT step, loss FROM steps
+        SELECT step, loss, duration_ns IS NOT NULL FROM steps
         WHERE loss IS NOT NULL AND committed AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
         ORDER BY attempt, start_ns
         """
     )
-    losses = [float(loss) for _, loss in rows if math.isfinite(loss)]
+    # A step that did not end is no step of the run, unless no step has a duration: then only losses were read.
+    ended = [row for row in rows if row[2]] or rows
+    losses = [float(loss) for _, loss, _ in ended if math.isfinite(loss)]
     lost = list(itertools.takewhile(lambda row: not math.isfinite(row[1]), reversed(rows)))
     fall = None if policy_attempts(source) else loss_fall(losses)
     return {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from analyzers.diagnose import Diagnosis
 from analyzers.run.live.state import RunState
 from analyzers.verdict.run_facts import run_facts
-from dashboard.data.run_summary import run_summary
+from dashboard.data.run_summary import run_summary, worst_of
 from tests.analyzers.memory_store import MemoryStore
 
 
@@ -24,7 +27,9 @@ def test_what_ended_an_attempt_is_a_warning_once_the_run_went_on(newest: int, se
 
 @pytest.mark.parametrize(("word", "step_ms"), [("training", 200.0), ("finished", 100.0)])
 def test_a_run_that_has_ended_has_the_numbers_of_its_report(word: str, step_ms: float) -> None:
-    """Steps 1 to 70 took 100 ms and the newest 50 took 200 ms: the home page said 200 ms where the report says 100."""
+    """Steps 1 to 70 took 100 ms and the newest 50 took 200 ms: the home page said 200 ms where the report says 100. The
+    loss of step 121, which did not end, is not the run's last one.
+    """
     store = MemoryStore()
     start_ns = 0
     for step in range(1, 121):
@@ -36,9 +41,22 @@ def test_a_run_that_has_ended_has_the_numbers_of_its_report(word: str, step_ms: 
         ]  # fmt: skip
         store.add("steps", rows)
         start_ns += took_ns
+    store.add("steps", [row | {"step": 121, "start_ns": start_ns, "duration_ns": None, "loss": 7.0} for row in rows])
     found = run_summary(store, RunState(word=word, attempt=0, step=120))
     facts = run_facts(store, {})
     assert found["step_ms"] == step_ms
     if word == "finished":
         assert (found["step_ms"], round(found["tokens_per_s"], 1)) == (facts["step_ms_median"], facts["tokens_per_s"])
     assert found["loss"] == facts["last_loss"] == 120.0
+
+
+@pytest.mark.parametrize(
+    ("facts", "finding"),
+    [
+        ({"steps": 50, "ended": "finished"}, "none"),
+        ({"steps": 50, "ended": "failed"}, "unknown"),
+        ({"steps": None, "ended": "launcher_lost", "no_rank_started": True}, "not judged"),
+    ],
+)
+def test_only_a_run_with_judged_steps_has_no_finding(facts: dict[str, Any], finding: str) -> None:
+    assert worst_of(Diagnosis(run=facts, verdict="", findings=()))["finding"] == finding
