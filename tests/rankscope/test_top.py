@@ -392,12 +392,13 @@ def test_train_shows_the_ranks_below_its_bar(tmp_path: Path) -> None:
     table = LiveRanks(run)
     table.begin()
     try:
-        wait_for(lambda: table.newest is not None, "the table of ranks", deadline_s=60)
+        wait_for(lambda: table.table() is not None, "the table of ranks", deadline_s=60)
     finally:
         table.end()
-    assert table.newest is not None
+    drawn = table.table()
+    assert drawn is not None
     console = Console(width=140, no_color=True, record=True, file=StringIO())
-    console.print(table.newest)
+    console.print(drawn)
     text = console.export_text()
     assert "own work" in text
     assert len(re.findall(r"^ *[0-3] +running", text, flags=re.MULTILINE)) == 4, text

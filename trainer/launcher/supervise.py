@@ -64,6 +64,7 @@ class _Stop:
         self._ranks, self._console = ranks, console
         self.outcome: Outcome | None = None
         """Outcome of the launch, once its ranks have ended."""
+        self.view: ProgressView | None = None
 
     def announce(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -77,6 +78,8 @@ class _Stop:
         outcome = self.outcome or _stopped(number, f"{reason} {SAVED_NOTHING}")
         _record_end(self._events, self._node, outcome)
         self._keeper.kill()
+        if self.view is not None:
+            self.view.clear()
         self._console.show_cursor()
         _print_outcome(self._run, outcome, self._console)
 
@@ -139,6 +142,7 @@ def supervise(
                 node_rank=node.rank,
                 has_faults=bool(faults),
             ) as view:
+                actions.view = view
                 view.every_tick(keep_up)
                 outcome = actions.outcome = _unless_stopped(stop, start)
                 not_sent = remote.end()

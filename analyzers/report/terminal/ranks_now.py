@@ -50,6 +50,8 @@ class RankScreen:
     """True if the run may write further records."""
     has_ended: bool
     """It is also False for a run without any record, because such a run may not have begun."""
+    newest: tuple[int, bool]
+    """Newest attempt, or -1, and whether a step of it is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,13 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: in
     )
     used = FRAME_LINES + heading_height(now.ranks, heading, width)
     table = rank_table(now.ranks, heading, max_rows=max(4, height - used))
-    return RankScreen(table=table, is_live=state.is_live, has_ended=not state.is_live and state.word != "empty")
+    attempt = -1 if now.ranks.attempt is None else now.ranks.attempt
+    return RankScreen(
+        table=table,
+        is_live=state.is_live,
+        has_ended=not state.is_live and state.word != "empty",
+        newest=(attempt, now.ranks.step is not None),
+    )
 
 
 def _reported(store: Store, attempt: int | None) -> tuple[list[Finding], dict[str, str]]:

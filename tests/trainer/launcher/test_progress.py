@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,11 @@ from probes.tape.format.reader import segment_paths
 from probes.tape.format.schema import TABLES
 from probes.tape.format.writer import COMPLETE, TapeWriter
 from probes.tape.rundir import NODE_RANK
-from tests.factories import RankWriter, empty_run
+from tests.factories import RankWriter, empty_run, make_run
 from tests.waiting import wait_for
 from trainer.config.config import Config
+from trainer.launcher import supervise
+from trainer.launcher.node import Node
 from trainer.launcher.terminal import progress
 from trainer.layout.resolve import resolve
 
@@ -182,3 +186,61 @@ def test_the_time_of_a_bar_says_what_it_is() -> None:
         now[0] += 1.0
         bar.update(task, completed=step)
     assert [TimeLeftColumn().render(one).plain for one in bar.tasks] == ["01:00 left"]
+
+
+def screen(written: str) -> list[str]:
+    """Lines that a terminal shows, for the sequences that rich writes."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part.endswith("A") and part.startswith("\x1b"):
+            row -= int(part[2:-1])
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part[0] not in "\x1b\r":
+            lines[row] += part
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+class Killed:
+    """Stands for the ranks and for watch."""
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+
+def test_a_stop_at_once_leaves_no_bar_below_its_last_lines(tmp_path: Path) -> None:
+    """The process exits while the bar is drawn: the bar stood below the command that continues the run."""
+    run, written = empty_run(tmp_path), io.StringIO()
+    console = Console(file=written, width=100, height=24, force_terminal=True, color_system=None, _environ={})
+    run.node_dir(0).mkdir(parents=True)
+    events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    stop = supervise._Stop(run, Node(nproc=1), events, Killed(), Killed(), console)  # type: ignore[arg-type]
+    with progress.ProgressView(run, steps=STEPS, plan=resolve(Config(), 1), console=console) as stop.view:
+        wait_for(lambda: "starting" in written.getvalue(), "the bar")
+        stop.end_at_once(signal.SIGINT, "SIGINT was received again.")
+        shown = screen(written.getvalue())
+    assert shown[-1].startswith("To continue: rankscope train --resume ")
+    assert not [line for line in shown if "starting" in line]
+
+
+def test_a_table_from_before_the_first_step_is_not_shown_after_it(tmp_path: Path) -> None:
+    """For up to 15 s, "the first step is still running" stood below the bar of step 160."""
+    run = make_run(tmp_path, ranks=2, steps=20, hang={1: 10})
+    ranks = progress.LiveRanks(run)
+    ranks._drawn = ("starting", (0, False))
+    assert ranks.table() == "starting"
+    ranks.note_step(0)
+    assert ranks.table() is None
+    ranks.begin()
+    try:
+        wait_for(lambda: ranks.table() is not None, "a table with steps", deadline_s=60)
+        ranks._drawn = ("attempt 1 is starting", (1, False))
+        ranks.note_step(0)
+        assert ranks.table() is not None
+        ranks.note_step(1)
+        assert ranks.table() is None
+    finally:
+        ranks.end()

@@ -76,6 +76,7 @@ class ProgressView:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._live = console.is_terminal
+        self._drawn: Live | None = None
         self._num_ranks = plan.world_size
         """World size of the newest attempt; smaller than planned if nodes or devices are missing."""
         bar = [BarColumn(bar_width=24)] if console.width >= MIN_BAR_WIDTH else []
@@ -105,6 +106,11 @@ class ProgressView:
         self._stop.set()
         self._thread.join(timeout=5)
 
+    def clear(self) -> None:
+        """Erase the bar and the table, for a process that exits without the end of this block."""
+        if self._drawn is not None:
+            self._drawn.stop()
+
     def _follow(self) -> None:
         if not self._live:
             self._loop(self._plain)
@@ -114,13 +120,14 @@ class ProgressView:
             ranks.begin()
         with Live(
             console=self.console, refresh_per_second=8, transient=True, get_renderable=partial(self._shown, ranks)
-        ):
-            self._loop(self._draw)
+        ) as self._drawn:
+            self._loop(partial(self._draw, ranks))
         if ranks:
             ranks.end()
 
     def _shown(self, ranks: LiveRanks | None) -> Group:
-        return Group(self._bar, ranks.newest) if ranks and ranks.newest else Group(self._bar)
+        table = ranks.table() if ranks else None
+        return Group(self._bar, table) if table else Group(self._bar)
 
     def _loop(self, show: Callable[[dict[str, float], bool], None]) -> None:
         last = False
@@ -132,7 +139,9 @@ class ProgressView:
             if latest:
                 show(latest, last)
 
-    def _draw(self, latest: dict[str, float], last: bool) -> None:
+    def _draw(self, ranks: LiveRanks | None, latest: dict[str, float], last: bool) -> None:
+        if ranks:
+            ranks.note_step(self._reader.attempt)
         self._bar.update(
             self._task,
             completed=latest["step"],
@@ -196,6 +205,8 @@ class _StepReader:
     def __init__(self, run: RunDir, *, has_faults: bool = False) -> None:
         self.run = run
         self._only = None if has_faults else 0
+        self.attempt = -1
+        """Attempt of the newest step."""
         self._recent: deque[dict[str, float]] = deque(maxlen=20)
         self._place: tuple[int, str, int] = (-1, "", 0)  # where to read on: attempt, name of the segment, record
         files = [folder / "events.jsonl" for _, _, folder in run.rank_dirs(self._only)]
@@ -245,6 +256,7 @@ class _StepReader:
             for record in complete:
                 self._recent.append({name: float(record[name]) for name in _SHOWN if record[name] != UNSET["i64"]})
             start += len(complete)
+            self.attempt = attempts[-1] if len(complete) else self.attempt
         self._recent = deque((step for step in self._recent if len(step) == len(_SHOWN)), maxlen=20)
         self._place = (attempt, name, start)
 
@@ -315,28 +327,48 @@ class LiveRanks:
     """Redraws the ranks of a run repeatedly between `begin` and `end`.
 
     A reading takes some hundredths of a second of CPU time. The thread pauses between readings so that it uses at most
-    a few percent of a core.
+    a few percent of a core, except until the first step of an attempt is in the store.
     """
 
     def __init__(self, run: RunDir) -> None:
-        self.newest: RenderableType | None = None
+        self._drawn: tuple[RenderableType | None, tuple[int, bool]] = (None, (-1, False))
+        self._known = (-1, False)  # newest attempt, and whether a step of it has ended
         self._run = run
-        self._stop = threading.Event()
+        self._is_over = False
+        self._due = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="live-ranks", daemon=True)
 
     def begin(self) -> None:
         self._thread.start()
 
     def end(self) -> None:
-        self._stop.set()
+        self._is_over = True
+        self._due.set()
         self._thread.join(timeout=JOIN_S)
+
+    def note_step(self, attempt: int) -> None:
+        """Note that a step of this attempt has ended: a table without one is no longer shown."""
+        if (attempt, True) > self._known:
+            self._known = (attempt, True)
+            self._due.set()
+
+    def table(self) -> RenderableType | None:
+        """The newest table; None if there is none, or if a step is known to have ended since."""
+        table, shown = self._drawn
+        return table if shown >= self._known else None
 
     def _draw(self) -> None:
         rest_s = REST_S
-        while not self._stop.wait(rest_s):
+        while True:
+            self._due.wait(rest_s)
+            self._due.clear()
+            if self._is_over:
+                return
             begin_s = time.thread_time()
             self._read()
             rest_s = min(max(REST_S, REST_PER_READING * (time.thread_time() - begin_s)), MAX_REST_S)
+            if self._drawn[1] < self._known:
+                rest_s = REST_S
 
     def _read(self) -> None:
         import duckdb
@@ -348,4 +380,4 @@ class LiveRanks:
             drawn = draw_ranks(self._run, name=os.path.relpath(self._run.path), height=MAX_LINES, now_ns=time.time_ns())
         except (RunError, StoreError, OSError, duckdb.Error):
             return  # the store is being created or replaced, so the last table stays
-        self.newest = drawn.table if drawn.is_live else None
+        self._drawn = (drawn.table if drawn.is_live else None, drawn.newest)
