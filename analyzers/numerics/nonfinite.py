@@ -2,9 +2,9 @@
 
 1. A step is bad if its loss, local loss or gradient norm is not finite, or if it has non-finite gradients. Consecutive
    bad steps are one episode. Its first step is explained; the others are consequences.
-2. A reduction passes a NaN to every member, so each input is checked and flagged before the reduction. The earliest
-   flagged collective of the step names the ranks on which the input was already bad. Later flags are consequences of
-   that collective. Times count from each rank's start of the step, so no clocks are compared.
+2. A reduction, gather or exchange passes a NaN to every member, so each input is checked and flagged before it. The
+   earliest flagged collective of the step names the ranks on which the input was already bad. Later flags are
+   consequences of that collective. Times count from each rank's start of the step, so no clocks are compared.
 3. Without flags, ranks with a non-finite local loss are named; if there are none, ranks with a non-finite local
    gradient; otherwise none (`suspect`). Members of a tensor-parallel group have the same loss, so only the group can be
    named. If the weights broke within the step (sharpness-aware minimization), the loss of the next pass is a

@@ -22,6 +22,9 @@ WEIGHTS = "weights_between_passes"
 """Value of `how`: weights were NaN or Inf in a later pass of the step, so its loss does not show a fault of that
 pass."""
 
+_EXCHANGES = frozenset(("all_gather", "all_to_all"))
+"""Operations that pass values on as they are. Only a reduction can make a NaN or Inf of finite inputs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
@@ -97,10 +100,11 @@ def locate(evidence: StepEvidence) -> Location:
         ranks, first = _earliest(evidence, flagged)
         forward = bool(set(ranks) & set(bad_loss))
         if forward and set(ranks) <= set(bad_loss):
-            # A loss is computed before data ranks reduce anything, so each bad loss has a separate origin. In the
-            # forward pass each tensor-parallel group reduces separately, so no group's bad loss is a consequence of
+            # A loss is computed before data ranks reduce anything, so each bad loss has a separate origin, unless the
+            # ranks exchange values before it: features for a contrastive loss, tokens for experts, sums of a
+            # tensor-parallel group. Each group exchanges separately, so no group's bad loss is a consequence of
             # another's.
-            ranks = bad_loss if first.phase != "forward" else _separate_origins(evidence, flagged, bad_loss)
+            ranks = _separate_origins(evidence, flagged, bad_loss) if _precedes_loss(first) else bad_loss
         return Location(
             ranks=ranks,
             phase="forward" if forward else "backward",
@@ -125,7 +129,7 @@ def locate(evidence: StepEvidence) -> Location:
     if len(evidence.rows) == 1:
         phase: Phase = "backward" if parameter or evidence.rows[0].nonfinite_count else "unknown"
         return Location(ranks=(evidence.rows[0].rank,), phase=phase, parameter=parameter, how="single", others=others)
-    if evidence.flags and good_loss:
+    if good_loss and any(flag.op not in _EXCHANGES for flag in evidence.flags):
         return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
     reported = evidence.reported_phase
     phase = "backward" if reported == "backward" or parameter else "forward" if reported == "forward" else "unknown"
@@ -145,7 +149,7 @@ def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bo
     """
     if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
         return False
-    return any(flag.phase == "backward" for flag in evidence.flags)
+    return any(flag.phase == "backward" and flag.op not in _EXCHANGES for flag in evidence.flags)
 
 
 def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
@@ -178,9 +182,14 @@ def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[in
 
 
 def _separate_origins(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[int]) -> tuple[int, ...]:
-    """Ranks with a bad loss that also had a bad input in one of the earliest collectives of the forward pass."""
-    roots = [flag for flag in _roots(evidence, flagged) if flag.phase == "forward"]
+    """Ranks with a bad loss that also had a bad input in one of the earliest collectives before the loss."""
+    roots = [flag for flag in _roots(evidence, flagged) if _precedes_loss(flag)]
     return tuple(sorted({flag.rank for flag in roots} & set(bad_loss)))
+
+
+def _precedes_loss(flag: Flag) -> bool:
+    """True if the loss is computed from the result. A loss function that gathers features is outside of the model."""
+    return flag.phase == "forward" or (flag.op in _EXCHANGES and flag.phase not in ("backward", "optimizer"))
 
 
 def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:

@@ -1,7 +1,7 @@
 """Records of collective calls: opened before the call, completed in place.
 
     calls = Calls(recorder, check_nonfinite=True)
-    slot, issue_ns = calls.open(group, op, tensors, peer, is_async, reduces)
+    slot, issue_ns = calls.open(group, op, tensors, peer, is_async, reduces, spreads)
     ...                                  # the real call
     calls.complete(slot, end_ns, waited_ns)
 
@@ -120,6 +120,7 @@ class Calls:
         peer: int,
         is_async: bool,
         reduces: bool,
+        spreads: bool = False,
     ) -> tuple[int, int]:
         """Write the record of a call that is about to be made; returns its slot and start time. `peer` is a global
         rank, -1 for none. Must be called directly by the wrapper of torch's function, because the search for the call
@@ -129,8 +130,8 @@ class Calls:
         if self._dropped:
             self._poll_dropped()
         nonfinite = _UNKNOWN
-        if reduces and self._check_nonfinite:
-            if self.measures_peaks and group.dimension and recorder.phase == self._backward:
+        if (reduces or spreads) and self._check_nonfinite:
+            if reduces and self.measures_peaks and group.dimension and recorder.phase == self._backward:
                 nonfinite, peak = nonfinite_and_peak(tensors)
                 before = self.gradient_peaks.get(group.dimension, 0.0)
                 self.gradient_peaks[group.dimension] = peak if peak > before or peak != peak else before

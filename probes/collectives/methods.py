@@ -1,6 +1,7 @@
-"""The collective and point-to-point methods of torch's `ProcessGroup`: operation, position of the input, reduction.
+"""The collective and point-to-point methods of torch's `ProcessGroup`: operation, position of the input, and whether a
+NaN in the input reaches other ranks.
 
-METHODS["allreduce"]                # Method(op="all_reduce", input=0, reduces=True, peer=-1)
+METHODS["allreduce"]                # Method(op="all_reduce", input=0, reduces=True, spreads=False, peer=-1)
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ __all__ = ["METHODS", "Method"]
 
 
 class Method(NamedTuple):
-    """A method of `ProcessGroup`: the operation, the argument with its input, and whether it is a reduction."""
+    """A method of `ProcessGroup`: the operation, and the argument with its input."""
 
     op: str
     input: int = 0  # index among the arguments; -1: none
     reduces: bool = False
+    spreads: bool = False  # it passes activations on, such as features for a contrastive loss, or tokens to experts
     peer: int = -1  # index of the other end's group rank; -1: none
 
 
@@ -27,11 +29,11 @@ METHODS = {
     "reduce": Method("reduce", reduces=True),
     "reduce_scatter": Method("reduce_scatter", input=1, reduces=True),
     "broadcast": Method("broadcast"),
-    "allgather": Method("all_gather", input=1),
+    "allgather": Method("all_gather", input=1, spreads=True),
     "allgather_coalesced": Method("all_gather", input=1),
     "gather": Method("gather", input=1),
     "scatter": Method("scatter"),  # only the root has an input; all have an output
-    "alltoall": Method("all_to_all", input=1),
+    "alltoall": Method("all_to_all", input=1, spreads=True),
     "send": Method("send", peer=1),
     "recv": Method("recv", peer=1),
     "recv_anysource": Method("recv"),
@@ -46,7 +48,7 @@ METHODS = {
     "reduce_scatter_single": Method("reduce_scatter", input=1, reduces=True),
     "reduce_scatter_tensor_coalesced": Method("reduce_scatter", input=1, reduces=True),
     "reduce_scatter_single_coalesced": Method("reduce_scatter", input=1, reduces=True),
-    "alltoall_base": Method("all_to_all", input=1),
-    "all_to_all_single": Method("all_to_all", input=1),
+    "alltoall_base": Method("all_to_all", input=1, spreads=True),
+    "all_to_all_single": Method("all_to_all", input=1, spreads=True),
 }
 METHODS = {name: method for name, method in METHODS.items() if hasattr(dist.ProcessGroup, name)}

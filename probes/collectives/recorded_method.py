@@ -38,7 +38,7 @@ def recorded_method(
 ) -> Callable[..., Any]:
     """Wrap `real` so that each call is recorded on the tape before it is made."""
     calls, backward, recorder, unreduced = probe.calls, probe.backward, probe.recorder, probe.unreduced
-    input_index, reduces, peer_index = method.input, method.reduces, method.peer
+    input_index, reduces, spreads, peer_index = method.input, method.reduces, method.spreads, method.peer
     op = recorder.name(method.op)
     open_record, complete, is_training = calls.open, calls.complete, calls.is_training
 
@@ -66,7 +66,7 @@ def recorded_method(
             if reduces and unreduced.is_on:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
                 unreduced.add(method.op, tensors, getattr(options, "reduceOp", None), len(group.members))
-            slot, issue_ns = open_record(group, op, tensors, peer, is_async, reduces)
+            slot, issue_ns = open_record(group, op, tensors, peer, is_async, reduces, spreads)
             if not sync:
                 call = Call(slot, issue_ns)
         except Exception as error:

@@ -299,6 +299,23 @@ def test_a_flag_in_the_forward_pass_is_nearer_than_the_losses() -> None:
     assert (where.phase, where.ranks) == ("forward", (1,))
 
 
+@pytest.mark.parametrize("bad", [(1,), (0, 2), (0, 1, 2, 3)])
+def test_a_nan_that_the_loss_function_gathered_names_the_rank_that_gave_it(bad: tuple[int, ...]) -> None:
+    """Contrastive losses are computed from the features of all ranks, so all are bad."""
+    gathered = [replace(flag(rank, 1, rank in bad), op="all_gather") for rank in range(4)]
+    reduced = [replace(flag(rank, 2, True), phase="backward") for rank in range(4)]
+    where = locate(StepEvidence(rows=rows(0, 1, 2, 3), flags=[*gathered, *reduced], data_parallel=True))
+    assert (where.phase, where.ranks) == ("forward", bad)
+
+
+def test_finite_features_say_nothing_of_the_reduction() -> None:
+    gathered = [replace(flag(rank, 1, False), op="all_gather", phase="backward") for rank in range(4)]
+    assert locate(StepEvidence(rows=rows(), flags=gathered)).phase == "unknown"
+    reduced = [replace(flag(rank, 2, True), phase="optimizer") for rank in range(4)]
+    where = locate(StepEvidence(rows=rows(), flags=[*gathered, *reduced], data_parallel=True))
+    assert where.phase == "backward"
+
+
 def of_two_by_two(*bad_losses: int, num_bad_gradients: int = 0) -> Finding:
     """The finding of a bad step of four ranks, dp_shard 2 x tp 2, whose calls were recorded on devices."""
     store = MemoryStore()

@@ -107,6 +107,9 @@ def _calls(rank: int, world_size: int, folder: str) -> dict[str, Any]:
         poisoned = torch.ones(4)
         if rank == 2:
             poisoned[3] = float("nan")
+        dist.all_gather([torch.zeros(4) for _ in range(world_size)], poisoned)
+        dist.all_to_all_single(torch.zeros(4), poisoned)
+        dist.all_gather_into_tensor(torch.zeros(4 * world_size), poisoned)
         dist.all_reduce(poisoned)
         dist.all_reduce(torch.full((8,), 1e38))  # whose sum is Inf, while none of it is
         dist.all_reduce(torch.ones(3, dtype=torch.int64))
@@ -232,11 +235,15 @@ def test_point_to_point_names_the_peer(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_a_nan_is_flagged_where_it_comes_from(ranks: list[dict[str, Any]]) -> None:
-    flagged = [(rank, row["shape"]) for rank, values in enumerate(ranks) for row in values["rows"] if row["nonfinite"]]
-    assert flagged == [(2, "4")]
+    """In what is reduced, and in what is gathered or exchanged; gathers of flat parameters are not looked at."""
+    flagged = [
+        (rank, row["op"], row["shape"]) for rank, one in enumerate(ranks) for row in one["rows"] if row["nonfinite"]
+    ]
+    assert flagged == [(2, op, "4") for op in ("all_gather", "all_to_all", "all_reduce")]
     integers = [row for row in ranks[0]["rows"] if row["op"] == "all_reduce" and row["dtype"] == "int64"]
     assert [row["nonfinite"] for row in integers] == [None]
-    assert all(row["nonfinite"] is None for row in ranks[0]["rows"] if row["op"] == "all_gather")
+    gathered = [row["nonfinite"] for row in ranks[2]["rows"] if row["op"] == "all_gather" and row["shape"] == "4"]
+    assert gathered == [1, None]
 
 
 def test_several_tensors_are_one_record(ranks: list[dict[str, Any]]) -> None:
