@@ -1,6 +1,6 @@
 """Record fetches from torch's data loaders as phase `data`, and begin the step for which a batch is fetched.
 
-    fetches = Fetches(phases, updates)
+    fetches = Fetches(phases, updates, losses)
     fetches.patch()
     ...
     fetches.model_called(trains=True)    # at every pass of the model: shows what its batches were fetched for
@@ -26,6 +26,7 @@ from ...fail_open import record_error
 from ...recorder import Recorder
 from ...torch_compat import BASE_LOADER_ITERATOR
 from .evaluations import inner_modules, main_parts
+from .step_losses import StepLosses
 from .updates import Updates
 
 __all__ = ["Fetches"]
@@ -59,9 +60,10 @@ class _Phases(Protocol):
 class Fetches:
     """Data loaders of the loop's thread."""
 
-    def __init__(self, phases: _Phases, updates: Updates) -> None:
+    def __init__(self, phases: _Phases, updates: Updates, losses: StepLosses) -> None:
         self._phases = phases
         self._updates = updates
+        self._losses = losses
         self._training_iterators: WeakSet[Any] = WeakSet()  # iterators that have fed training
         self._training_sets: set[int] = set()  # the data sets of these loaders: a data set outlives an epoch
         self._unknown: WeakSet[Any] = WeakSet()  # iterators used since the last call of a model
@@ -72,6 +74,8 @@ class Fetches:
 
     def model_called(self, *, trains: bool) -> None:
         """Note a call of a model, in training or not, with the batches fetched since the last call."""
+        if trains and self._updates.remainder.is_cleared():
+            self._losses.forget()
         if not self._unknown:
             return
         if trains:
@@ -106,6 +110,7 @@ class Fetches:
         try:
             batch = real(iterator)
         except StopIteration:
+            self._updates.remainder.epoch_ended()
             begins = trains = False
             raise
         finally:

@@ -85,11 +85,10 @@ class LoopPhases:
         self._depth = 0  # number of nested model calls
         self._number, self._microbatch, self._in_step = 0, 0, False
         self._updated_ns = 0  # time at which the current step's update ended, or the last phase after the update
-        self._imports = OnImport()
-        self._scaling = LossScaling(self)
+        self._imports, self._scaling = OnImport(), LossScaling(self)
         self._losses = StepLosses(values, self._scaling)
         self._updates = Updates(recorder)
-        self._fetches = Fetches(self, self._updates)
+        self._fetches = Fetches(self, self._updates, self._losses)
         self._evaluations = Evaluations(self)
         self.in_eval_mode = EvalModeTraining()
         self._update_line = UpdateLine()
@@ -247,8 +246,9 @@ class LoopPhases:
         """End the last step at its update, or at the end of an evaluation or save that followed it."""
         if not self.automatic:
             return
-        if self._in_step and self._number > 1 and not self._updated_ns and not self._losses.has_trained:
-            self._in_step = False  # this "step" consists of batches for an evaluation after the last real step
+        trained = self._losses.has_trained and not self._updates.remainder.is_left
+        if self._in_step and self._number > 1 and not self._updated_ns and not trained:
+            self._in_step = False  # this "step" has batches of an evaluation, or too few for an update
             self.recorder.discard_step()
         self.end(self._updated_ns)
 

@@ -247,6 +247,12 @@ class StepLosses:
         self._forwards.clear()
         self._unseen = self._groups = min(self._groups, 1)
 
+    def forget(self) -> None:
+        """Forget all losses of this step so far, since the loop has dropped their gradients."""
+        self._losses.clear()
+        self._forwards.clear()
+        self._unseen = self._groups = 0
+
     @property
     def has_trained(self) -> bool:
         """Return True if this step has a loss. Passes of the model alone may be an evaluation in training mode."""

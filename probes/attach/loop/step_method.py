@@ -5,7 +5,7 @@
 
 Compiled code calls the hooks between two graphs, or not at all if it must be one graph. The wrapper is an attribute of
 the instance. A copy of the optimizer, or one loaded from a file, has the `step` of its class: a copied wrapper would
-step the original.
+step the original. A closure computes gradients inside `step` (Lightning, L-BFGS), so the update begins after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from weakref import ref
 
 from ...torch_compat import between_graphs
-from .closures import around_closure
 from .weak_objects import WeakObjects
 
 __all__ = ["around_step", "hook_step"]
@@ -71,10 +70,32 @@ def hook_step(optimizer: Any, phases: Any) -> list[Callable[[], object]]:
     of_optimizer = ref(optimizer)
 
     def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return around_closure(
+        return _around_closure(
             args, kwargs, before=lambda: phases.leave("optimizer"), after=lambda: phases.before_update(optimizer)
         )
 
     hook = between_graphs(before, left_out=lambda: phases.updated_in_graph(of_optimizer()))
     undo: list[Callable[[], object]] = [optimizer.register_step_pre_hook(hook).remove]
     return [*undo, optimizer.register_step_post_hook(between_graphs(phases.after_update)).remove]
+
+
+def _around_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Callable[[], None], after: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call `before` and `after` around each call of the closure; without a closure, call `after` now. Returns the
+    step's new arguments, or None if they do not change.
+    """
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(closure):
+        after()
+        return None
+
+    def wrapped(*closure_args: Any, **closure_kwargs: Any) -> Any:
+        before()
+        result = closure(*closure_args, **closure_kwargs)
+        after()
+        return result
+
+    if len(args) > 1:
+        return (args[0], wrapped, *args[2:]), kwargs
+    return args, {**kwargs, "closure": wrapped}

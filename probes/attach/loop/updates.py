@@ -50,6 +50,7 @@ from ...recorder import Recorder
 from ...step_scalars import read_back
 from ...tape import event_kinds
 from ...tape_recorder import TapeRecorder
+from .remainder import Remainder
 from .weak_objects import DeletedOptimizer, WeakObjects, WeakReference
 
 __all__ = ["Leaves", "Updates", "named_parameters_in", "named_parameters_of", "parameters_of", "unwrapped"]
@@ -99,6 +100,7 @@ class Updates:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._after_backward = False
+        self.remainder = Remainder()
         self._seen = WeakObjects()  # optimizers that have stepped after a backward pass
         self._turns = 0
         self._first_is_recorded = False
@@ -129,6 +131,7 @@ class Updates:
         """Note the end of a backward pass from `root`. `models`: the trained models, needed if no optimizer of them is
         known."""
         self._after_backward = True
+        self.remainder.backward_ended(self._leader)
         self._leaves.find(None if models or self._leader is not None else root)
         for model in models or self.trained_leaves:
             if _has_gradient(model):
@@ -143,6 +146,7 @@ class Updates:
         """Handle the start of an optimizer's step, and return the leader. All optimizers that step before the next
         backward pass update for the same loss.
         """
+        self.remainder.updated()
         if self._before is not None and self._before[1].query():
             self._record_first(int(self._before[0].item()))
         if self._counted.add(optimizer):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import attach, detach
 from probes.attach.auto_attach import auto_attach
@@ -117,3 +118,32 @@ def test_tasks_that_adapt_copies_of_a_model_are_micro_batches(tmp_path: Path) ->
     with Store.open(RunDir(tmp_path / "run")) as store:
         found = [loss for (loss,) in store.rows("SELECT loss FROM steps ORDER BY step")]
     assert found == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("clears", ["none", "zeros", "after_forward", "never"])
+def test_passes_that_an_epoch_leaves_over_count_only_if_their_gradients_are_used(clears: str, tmp_path: Path) -> None:
+    """YOLOv5 and MAE accumulate over a number of batches that need not divide those of an epoch."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
+    expected: list[float] = []
+    passes: list[float] = []
+    for epoch in range(3):
+        if clears in ("none", "zeros"):
+            optimizer.zero_grad(set_to_none=clears == "none")
+            passes.clear()
+        for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.randn(10, 4)), batch_size=2)):
+            loss = model(batch).square().mean()
+            if clears == "after_forward" and epoch and number == 0:
+                optimizer.zero_grad()
+                passes.clear()
+            (loss / 2).backward()
+            passes.append(loss.item())
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+                expected.append(sum(passes) / 2 if len(passes) == 2 else sum(passes) / 6)
+                passes.clear()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert [loss for (loss,) in store.rows("SELECT loss FROM steps ORDER BY step")] == pytest.approx(expected)
