@@ -9,24 +9,27 @@ A step begins with the fetch of its first batch, even if that fetch raises or ne
 the epoch. Batches of an evaluation begin no step: an evaluation after an update belongs to that update's step. A loader
 feeds an evaluation if its iterator has not fed training, and one of two conditions holds. Either gradients are off, or
 the loader's data set has not fed training and all models (of a wrapper, its main part) are in eval mode. This is known
-before the model is called.
+before the model is called. Whether the loop has dropped the gradients of its newest passes is seen here, too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ...fail_open import record_error
 from ...recorder import Recorder
 from ...torch_compat import BASE_LOADER_ITERATOR
 from .evaluations import inner_modules, main_parts
 from .step_losses import StepLosses
+from .step_norms import StepNorms
 from .updates import Updates
 
 __all__ = ["Fetches"]
@@ -39,6 +42,7 @@ class _Phases(Protocol):
     """Phases of a loop, as `loop_hooks.LoopPhases` records them."""
 
     recorder: Recorder
+    norms: StepNorms
     in_eval_mode: Container[nn.Module]
 
     @property
@@ -55,6 +59,8 @@ class _Phases(Protocol):
     def leave(self, kind: str) -> None: ...
 
     def begin(self, start_ns: int = 0) -> None: ...
+
+    def refused(self, *, are_gone: bool = ...) -> None: ...
 
 
 class Fetches:
@@ -74,14 +80,26 @@ class Fetches:
 
     def model_called(self, *, trains: bool) -> None:
         """Note a call of a model, in training or not, with the batches fetched since the last call."""
-        if trains and self._updates.remainder.is_cleared():
-            self._losses.forget()
+        if trains:
+            self._look_for_dropped()
         if not self._unknown:
             return
         if trains:
             self._training_iterators |= self._unknown
             self._training_sets.update(id(getattr(iterator, "_dataset", None)) for iterator in self._unknown)
         self._unknown = WeakSet()
+
+    def _look_for_dropped(self) -> None:
+        """End the step if the loop has cleared its NaN or Inf gradients; leave out losses that an epoch has left."""
+        phases, remainder = self._phases, self._updates.remainder
+        if phases.next_step != phases.recorder.step_number:  # the step is over
+            return
+        is_bad = phases.norms.is_bad and _is_same_on_all_ranks(phases.models())
+        if (is_bad or remainder.is_left) and remainder.is_cleared():
+            if is_bad:
+                phases.refused(are_gone=True)
+            else:
+                self._losses.forget()
 
     def _evaluates(self, iterator: Any) -> bool:
         if iterator in self._training_iterators:
@@ -99,6 +117,7 @@ class Fetches:
             return real(iterator)
         before, start_ns, begins, trains = recorder.step_number, _monotonic_ns(), False, False
         try:
+            self._look_for_dropped()
             may_begin = phases.next_step != before
             trains = not (may_begin and self._evaluates(iterator))
             begins = may_begin and trains
@@ -124,3 +143,10 @@ class Fetches:
             except Exception as error:
                 record_error("attach.data", error)
         return batch
+
+
+def _is_same_on_all_ranks(models: Iterable[nn.Module]) -> bool:
+    """Return True if all ranks have the same gradients. Where each holds a part of the model, the norm of one part does
+    not show that all ranks drop the step, and their steps would be numbered differently."""
+    is_alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+    return is_alone or any(isinstance(one, DistributedDataParallel) for model in models for one in inner_modules(model))

@@ -221,8 +221,8 @@ class LoopPhases:
             self.recorder.log(committed=True)
             self._update_made()
         self.leave(ENVIRONMENT)
-        self.begin()
         self._fetches.model_called(trains=True)
+        self.begin()
 
     def failed(self, frames: Frames) -> None:
         """Note an exception in these frames; it counts for the next step if their lines show that it had begun."""
@@ -393,8 +393,8 @@ class LoopPhases:
         while self.at_first_update:
             self.at_first_update.pop()()
 
-    def refused(self) -> None:
-        """End the step without an update, with the gradients that the guard refused."""
-        self.norms.measure()
+    def refused(self, *, are_gone: bool = False) -> None:
+        """End the step without an update, with the gradients that were refused. `are_gone`: the loop cleared them."""
+        (self.norms.updated_by_hand if are_gone else self.norms.measure)()
         self.recorder.log(committed=False)
         self._updated_ns = _monotonic_ns()

@@ -1,15 +1,16 @@
-"""Passes at the end of an epoch that are too few for an update.
+"""Gradients that the loop clears instead of using them in an update.
 
     remainder.backward_ended(leader)
     remainder.epoch_ended()
-    remainder.is_left               # passes without an update came before the epoch's end
-    remainder.is_cleared()          # at the next training pass: the loop has dropped their gradients
+    remainder.is_left               # passes without an update came before the end of an epoch
+    remainder.is_cleared()          # at the next training pass, or at the fetch of its batch
     remainder.updated()
 
 A loop that accumulates gradients over a fixed number of batches may clear them at the start of an epoch (YOLOv5, MAE).
 The passes that were left are then part of no update, so their losses do not belong to the next step. At the end of the
-training they are no step. Gradients that are cleared within an epoch are different: sharpness-aware minimization and
-gradient surgery do so between passes that all count.
+training they are no step. A loop may also clear gradients because they are NaN or Inf (ESPnet): it refuses that step.
+Other gradients that are cleared within an epoch may count: sharpness-aware minimization and gradient surgery clear them
+between the passes of a step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["Remainder"]
 
 
 class Remainder:
-    """The passes since the newest update."""
+    """The gradients of the passes since the newest update."""
 
     def __init__(self) -> None:
         self._given: tuple[ref[Tensor], int] | None = None  # a parameter, and its gradient's version after the pass
@@ -47,11 +48,19 @@ class Remainder:
         self.is_left = self._given is not None
 
     def is_cleared(self) -> bool:
-        """Return True, once, if passes were left and their gradients have been cleared or zeroed since then."""
-        parameter = self._given[0]() if self._given is not None and self.is_left else None
-        if parameter is None or self._given is None:
+        """Return True, once, if the gradients have been cleared or zeroed since the newest pass."""
+        if self._given is None or (parameter := self._given[0]()) is None:
             return False
-        cleared = parameter.grad is None or parameter.grad._version != self._given[1]
-        if cleared:
-            self.updated()
-        return cleared
+        gradient = parameter.grad
+        # Clipping writes to gradients, too, but not at the end of an epoch.
+        is_written = gradient is not None and gradient._version != self._given[1]
+        if gradient is not None and not (is_written and (self.is_left or _is_zero(gradient))):
+            return False
+        self.updated()
+        return True
+
+
+def _is_zero(gradient: Tensor) -> bool:
+    """True if that is known without waiting for a device."""
+    local = getattr(gradient, "_local_tensor", gradient)
+    return local.is_cpu and not local.any()

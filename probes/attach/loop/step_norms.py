@@ -124,6 +124,11 @@ class StepNorms:
             ranks, part = ("", norm) if local is None else (ranks_of_parts(norm), local)
             self._clips.append((ranks, self._order, part.detach()))
 
+    @property
+    def is_bad(self) -> bool:
+        """True if a norm by which the loop has clipped is NaN or Inf; False if only a device knows it."""
+        return any(norm.is_cpu and not math.isfinite(norm.item()) for _, _, norm in self._clips)
+
     def _computes(self, real: Callable[..., Any], tensors: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> Any:
         with failing_open("attach.norm"):
             self._order = float(norm_type)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import attach, detach
 from probes.attach.auto_attach import auto_attach
@@ -108,3 +110,25 @@ def test_a_model_of_which_only_forward_is_called_has_a_norm(tmp_path: Path) -> N
     with Store.open(RunDir(tmp_path / "run")) as store:
         assert store.rows("SELECT grad_norm FROM steps") == [(pytest.approx(norm),)] * STEPS
         assert store.rows("SELECT count(*) FROM events WHERE kind = 'first_update'") == [(1,)]
+
+
+@pytest.mark.parametrize("fetches", [True, False])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_step_that_the_loop_skips_for_its_norm_is_refused(to_none: bool, fetches: bool, tmp_path: Path) -> None:
+    """As ESPnet's loop skips it, with two passes a step: the update that follows belongs to the next step."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
+    data = torch.ones(12, 4)
+    data[5] = math.nan
+    batches = DataLoader(TensorDataset(data), batch_size=1) if fetches else ((one,) for one in data)
+    for number, (batch,) in enumerate(batches):
+        model(batch).mean().backward()
+        if number % 2:
+            if nn.utils.clip_grad_norm_(model.parameters(), 10.0).isfinite():
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        rows = store.rows("SELECT committed, isnan(loss), isnan(grad_norm), data_ns > 0 FROM steps ORDER BY step")
+    assert rows == [(number != 2, number == 2, number == 2, fetches) for number in range(6)]
