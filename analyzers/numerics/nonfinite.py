@@ -260,11 +260,13 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
         if any(flag.nonfinite for flag in before.flags) or any(bad for _, bad in before.own_gradients):
             evidence, where, step = before, locate(before), step - 1
             on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
-    committed = [row.committed for row in evidence.rows if row.committed is not None]
+    known = [row.committed for row in evidence.rows if row.committed is not None]
+    committed = any(known) if known else None
+    if committed and _stayed_sound(source, episode):  # the loop may have dropped the gradients itself
+        committed = None
     response = respond(
-        log, attempt=episode.attempt, step=episode.step, execution=episode.execution,
-        committed=any(committed) if committed else None,
-    )  # fmt: skip
+        log, attempt=episode.attempt, step=episode.step, execution=episode.execution, committed=committed
+    )
     replayed = find_replay(log, attempt=episode.attempt, step=episode.step, execution=episode.execution)
     if replayed is not None and replayed.origin is not None and _is_narrower(replayed.origin, where):
         origin = replayed.origin
@@ -291,6 +293,13 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
         advice=f"non-finite-{where.phase}",
         attempt=episode.attempt,
     )
+
+
+def _stayed_sound(source: Source, episode: _Episode) -> bool:
+    """Return True if a later step has a finite loss, so that the bad values have not entered the weights it used."""
+    sql = "SELECT count(*) FROM steps WHERE attempt = ? AND step > ? AND isfinite(coalesce(local_loss, loss))"
+    ((num_finite,),) = source.rows(sql, [episode.attempt, episode.last_step])
+    return bool(num_finite)
 
 
 def _is_narrower(origin: Origin, where: Location) -> bool:

@@ -221,6 +221,19 @@ def test_a_poisoned_run_is_one_finding(bad_from: int) -> None:
     assert "No action was taken" in finding.summary
 
 
+def test_a_step_after_which_the_loss_is_finite_may_have_been_dropped_by_the_loop() -> None:
+    """As Megatron's optimizer drops it: the passes are recorded with those of the next update, which is made."""
+    store = MemoryStore()
+    for rank in range(2):
+        for step in range(1, 41):
+            loss = math.nan if (rank, step) == (1, 20) else 2.0
+            store.add("steps", [{"attempt": 0, "rank": rank, "step": step, "start_ns": step, "duration_ns": 1,
+                                 "loss": loss, "local_loss": loss, "committed": True}])  # fmt: skip
+    finding = only(non_finite(store))
+    assert finding.summary == "The forward pass of rank 1 gave a NaN or Inf loss at step 20. No response is recorded."
+    assert (finding.severity, finding.evidence["update_skipped"]) == ("critical", None)
+
+
 def test_a_ruined_update_is_traced_to_the_step_before() -> None:
     store = MemoryStore()
     for rank in range(4):
