@@ -155,3 +155,15 @@ def test_a_traceback_that_a_line_quotes_is_read(tmp_path: Path, quoted: str) -> 
     (found,) = diagnosed(tmp_path, "job.log", f"[rank3]: {quoted}\n").fired
     assert found.ranks == (3,)
     assert "raised KeyError: 'part-9' (job/reader.py:4 in fetch)" in found.summary
+
+
+def test_an_error_that_ray_could_not_unpickle_is_read_from_its_text(tmp_path: Path) -> None:
+    driver = part("ray.exceptions.UnserializableException: Failed to deserialize exception.", "/app/main.py", 7)
+    task = "ray.exceptions.RayTaskError: ray::Rollout.run() (pid=41, ip=10.0.0.2)"
+    original = [task, *part("app.QuotaError: no tokens left for this key", "/app/rollout.py", 52)[1:]]
+    (finding,) = diagnosed(tmp_path, "job.log", "\n".join([*driver, "Original exception:", *original])).fired
+    assert "raised QuotaError: no tokens left for this key (app/rollout.py:52 in read)" in finding.summary
+    bare = "\n".join([*driver, "Original exception:", "app.QuotaError: no tokens left for this key"])
+    assert (
+        "no tokens left for this key (app/main.py:7 in read)" in diagnosed(tmp_path, "job.log", bare).fired[0].summary
+    )

@@ -96,9 +96,7 @@ def test_a_torchrun_that_colossalai_could_not_run(tmp_path: Path) -> None:
 
 
 def test_a_level_in_brackets_marks_the_whole_line_as_an_error(tmp_path: Path) -> None:
-    text = (
-        "[10:02:31.500][COMPILER    ][error][tid:4F] Failed to load kernel for node: N6. Got error: NO_SUCH_UNIT\n"
-    )
+    text = "[10:02:31.500][COMPILER    ][error][tid:4F] Failed to load kernel for node: N6. Got error: NO_SUCH_UNIT\n"
     first = diagnosed(tmp_path, "job.log", text).fired[0]
     assert 'is: "Failed to load kernel for node: N6. Got error: NO_SUCH_UNIT"' in first.summary
 

@@ -66,6 +66,8 @@ _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
 _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker process \d+|replica \d+ on device \d+|\w+ worker[\w ]*)\.?$")
 """Message of an exception that torch re-raises, which contains the traceback of the original."""
+_UNREADABLE = "UnserializableException"
+"""Ray's exception for one that it could not unpickle; it contains the traceback of the original."""
 _OWN_RANK = re.compile(
     r"(?:\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:|\[Rank:|\(most recent call last\): \(RANK )"
     r"(\d{1,6})(?:\)|\](?= FATAL ERROR| Habana exception))"
@@ -88,7 +90,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
     frames: list[str] = []
     found: dict[str, Any] | None = None
     message: list[str] = []
-    is_over = is_timed = has_message = False
+    is_over = is_timed = has_message = is_unread = False
     num_lines = 0
     margin = f"{group[1]}| " if (group := _GROUP.search(head)) else ""
     for prefix, text in lines:
@@ -119,12 +121,13 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
                 frames.append(line)
             continue
         is_caught = _CAUGHT.match(message[0])
+        is_unread |= found["type"].endswith(_UNREADABLE)
         if (
             not line
             or line == '"""'  # the end of a pool worker's traceback, which its parent quotes
             or _NEW.match(line)
             or _RECORD.match(line)
-            or len(message) > MESSAGE_LINES * (8 if is_caught else 1)
+            or len(message) > MESSAGE_LINES * (8 if is_caught or is_unread else 1)
             or (prefix.wall_ns is not None and not is_timed)
         ):
             if line:
@@ -134,10 +137,11 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: st
             continue
         if not has_message and len(message) == 1 and line.startswith("  "):
             break  # another writer's frame
-        if is_caught and (inner := RAISED.match(line)) is not None:
+        if (is_caught or is_unread) and (inner := RAISED.match(line)) is not None:
             found["type"] = inner["type"]
-            found["traceback"] = "\n".join(message[1:])[-MAX_FRAMES_TEXT:]
-            message = [f"{inner['message'] or ''} (in {is_caught[1]})"]
+            if is_caught or any(one.startswith('  File "') for one in message):
+                found["traceback"] = "\n".join(message[1:])[-MAX_FRAMES_TEXT:]
+            message = [f"{inner['message'] or ''} (in {is_caught[1]})" if is_caught else inner["message"] or ""]
             continue
         message.append(line)
     if found is None and num_lines < MAX_LINES and frames and all(line.startswith("  ") for line in frames):
