@@ -33,6 +33,7 @@ from store.readers.logs.blocks.exceptions import (
     read_traceback,
 )
 from store.readers.logs.blocks.reports import READERS_OF_BLOCK, READERS_OF_LINE, READERS_OF_LINE_AND_BLOCK, read_frames
+from store.readers.logs.blocks.wrapped import unwrapped
 from store.readers.logs.constant_prefix import NEAR_LINES, LearnedPrefixes
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import (
@@ -132,6 +133,7 @@ class _Scan:
             self.log.num_bytes += end
             return
         if not self.log.num_bytes:
+            window = unwrapped(window) if end == len(window) else window
             lines = self._prefixes.learn(window)
             self.log.printed |= self._prefixes.ranks
             self.log.tasks |= self._prefixes.tasks

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
+from store.readers.logs.blocks.wrapped import unwrapped
+from tests.analyzers.evidence.written import diagnosed
 
 CULPRIT, RANKS = 2, 4
 OWN = [
@@ -117,3 +119,34 @@ def test_without_labels_the_cause_is_named_and_nobody_is_blamed_wrongly(
     first = diagnose_files([tmp_path]).fired[0]
     assert (first.cause, set(first.ranks) <= {CULPRIT}) == ("exception", True)
     assert "IndexError" in first.summary
+
+
+def on_screen(text: str, width: int, *, is_padded: bool) -> str:
+    """The text as a terminal of this width shows it."""
+    rows = [line[at : at + width] for line in text.splitlines() for at in range(0, max(len(line), 1), width)]
+    return "".join(f"{row.ljust(width) if is_padded else row}\n" for row in rows)
+
+
+@pytest.mark.parametrize("width", [64, 75, 80, 100, 120, 200])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_log_copied_from_a_screen_is_read_as_it_was_written(tmp_path: Path, width: int, is_padded: bool) -> None:
+    text = "".join(
+        f"[E ProcessGroupNCCL.cpp:9{rank}] Some NCCL operations have failed or timed out. Due to the asynchronous "
+        f"kernels, later operations might run on incomplete data.\n[E ProcessGroupNCCL.cpp:915] [Rank {rank}] NCCL "
+        f"watchdog thread terminated with exception: [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum=53117, OpType=REDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=1800000) ran for 180{rank}113 "
+        "milliseconds before timing out.\nterminate called after throwing an instance of 'E'\n  what():  "
+        f"[Rank {rank}] NCCL watchdog thread terminated with exception: [Rank {rank}] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=53117, OpType=REDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=1800000)\n"
+        for rank in (0, 1, 3)
+    )
+    whole = diagnosed(tmp_path, "job.log", text)
+    assert whole.fired[0].ranks == (2,)
+    shown = diagnosed(tmp_path, "job.log", on_screen(text, width, is_padded=is_padded))
+    assert (shown.fired[0].cause, shown.verdict) == (whole.fired[0].cause, whole.verdict)
+
+
+def test_lines_of_one_length_are_not_joined(tmp_path: Path) -> None:
+    lines = [f"{n:05d} the loss of this step is {4 - n / 20:.4f} and nothing follows it here" for n in range(40)]
+    text = "\n".join([*lines, "-" * len(lines[0]), "KeyError: 'label'", ""]).encode()
+    assert unwrapped(text) == text
