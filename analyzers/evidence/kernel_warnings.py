@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analyzers.deaths.logged.logged_hosts import PROGRAM_XIDS, when_of
+from analyzers.deaths.logged.logged_hosts import ends_no_device, when_of
 from analyzers.deaths.logged.logged_schedulers import went_on
 from analyzers.finding import Finding
 from analyzers.health.counters import health_warning
@@ -65,13 +65,13 @@ def _finding(kind: str, cause: str, lines: Sequence[LogLine], summary: str, book
 
 
 def _xids(book: LogBook) -> Iterator[Finding]:
-    """XIDs that a program causes. A rank that died from one reports it itself."""
+    """XIDs that a program causes, or that the device has dealt with. A rank that died from one reports it itself."""
     table = xid_table()
     for lines in _lines(book, "xid").values():
         by_code: dict[tuple[int, str], list[LogLine]] = defaultdict(list)
         for entry in lines:
-            if (code := entry.number("xid")) in PROGRAM_XIDS:
-                by_code[code or 0, entry.text("bus")].append(entry)
+            if (code := entry.number("xid")) is not None and ends_no_device(entry):
+                by_code[code, entry.text("bus")].append(entry)
         for (code, bus), of_code in by_code.items():
             about = table["xid"][str(code)]
             first = of_code[0]

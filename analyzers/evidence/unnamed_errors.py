@@ -79,7 +79,8 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
     """Add the first error line before an end without a stated reason, or NCCL's own warning to an NCCL error."""
     if candidate.cause == "exception" and any(_BUILD.search(text_of(entry)) for entry in candidate.lines):
         return _with_compilers_error(candidate, book)
-    if candidate.cause not in _UNEXPLAINED or not candidate.lines:
+    is_cut = candidate.cause == "exception" and bool(candidate.lines) and bool(candidate.lines[0].number("is_cut"))
+    if not (candidate.cause in _UNEXPLAINED or is_cut) or not candidate.lines:
         return candidate
     if candidate.cause == "nccl_error" and (warned := [*book.of("nccl_cuda_failure"), *failed_warnings(book)]):
         return _with_warning(candidate, warned[0])

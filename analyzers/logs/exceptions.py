@@ -50,6 +50,7 @@ _POINTERS = (
     "See root cause above",
     "The actor died unexpectedly before finishing this task",
     "See stack trace for root cause",
+    "Worker crashed during ",  # Ray Train and xgboost_ray
     "due to an exception in a background process",
     "AlgorithmError: Exit Code: ",
     "CheckpointException ranks:dict_keys(",  # torch.distributed.checkpoint, above the tracebacks of those ranks

@@ -14,7 +14,7 @@ from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.logs.wording import DO_OF_LINE
 
-__all__ = ["PROGRAM_XIDS", "host_candidates", "when_of"]
+__all__ = ["ends_no_device", "host_candidates", "when_of"]
 
 PROGRAM_XIDS = (13, 31, 43, 69)
 """Xids that the program itself causes."""
@@ -24,6 +24,8 @@ _END_ROLES = ("root", "victim", "hang", "death", "nccl", "exception", "outside")
 _OFF_BUS_TEXTS = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
 """Names of a training process in the kernel's log: Python, or a thread of torch."""
+_NONFATAL = re.compile(r"^\w+ Nonfatal\b")
+"""Start of the text of an error of an NVLink from which the link recovered (Xids 144 to 150)."""
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.\d)?")
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
 
@@ -48,7 +50,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
     """Candidates for XIDs and lost GPUs. Lines about one GPU are one candidate, even from several sources."""
     by_device: dict[tuple[str | None, str], list[LogLine]] = {}
     for entry in book.of("xid", "gpu_lost"):
-        if entry.kind == "gpu_lost" or _xid(entry) not in (*PROGRAM_XIDS, *FOLLOWING_XIDS):
+        if entry.kind == "gpu_lost" or not (_xid(entry) in FOLLOWING_XIDS or ends_no_device(entry)):
             by_device.setdefault((entry.host, _address(entry.text("bus"))), []).append(entry)
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, _), device_lines in by_device.items():
@@ -75,7 +77,10 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         errors = [entry for entry in book.of("pcie_error") if entry.host == host]
         before = f" after {len(errors)} PCIe error{'s' * (len(errors) > 1)}" if errors else ""
         if codes:
-            what = f"{who(ranks, f'the rank on {where}')} lost its GPU: the kernel reports XID "
+            actions = {table[str(code)]["action"] for code in codes if str(code) in table}
+            is_lost = bool(actions & {"reset_gpu", "reboot", "replace"})
+            event = "lost its GPU" if is_lost else "met an error of its GPU"
+            what = f"{who(ranks, f'the rank on {where}')} {event}: the kernel reports XID "
             if is_gauge:
                 what = f"{where} may have failed: its last error, at an unknown time, is XID "
             what += f"{', '.join(map(str, codes))} ({meaning}){before}"
@@ -194,6 +199,13 @@ def _drained(book: LogBook) -> Iterator[Candidate]:
 def _xid(entry: LogLine) -> int | None:
     """The Xid code, or the code that the line names as its cause."""
     return entry.number("previous") or entry.number("xid")
+
+
+def ends_no_device(entry: LogLine) -> bool:
+    """Return True for an Xid that the program caused, that the device has dealt with, or of which its text says so."""
+    about = xid_table()["xid"].get(str(_xid(entry)), {})
+    is_handled = about.get("action") == "watch" or _NONFATAL.search(entry.text("text")) is not None
+    return _xid(entry) in PROGRAM_XIDS or is_handled
 
 
 def when_of(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:

@@ -114,3 +114,41 @@ def test_a_failure_handler_that_names_no_address_reports_the_signal(tmp_path: Pa
     assert "SIGSEGV" in diagnosed(tmp_path, "job.log", text).fired[0].summary
     raw = "E0406 07:10:01.100000    771 dump_hook.cc:47] RAW: A hook was invoked.\n"
     assert diagnosed(tmp_path, "job.log", raw).fired == ()
+
+
+CODE = "[ 8123.100231] NVRM: Xid (PCI:0000:4e:00): {text}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "63, pid=0, Row Remapper: a row is marked",
+        "92, pid=0, many single-bit errors",
+        "145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x1 0x2)",
+    ],
+)
+def test_an_error_that_the_device_has_dealt_with_ends_no_rank(tmp_path: Path, text: str) -> None:
+    (finding,) = diagnosed(tmp_path, "dmesg.txt", CODE.format(text=text)).fired
+    assert (finding.kind, finding.severity) == ("xid", "warning")
+    assert finding.summary.startswith(f"XID {text.split(',')[0]} on GPU 0000:4e:00")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("94, pid=71, name=python, Contained: SM", "met an error of its GPU"),
+        ("74, pid=71, NVLink: fatal error detected on link 2", "met an error of its GPU"),
+        ("149, NETIR Fatal XC0 i0 Link 02 (0x1 0x2)", "lost its GPU"),
+        ("79, pid=71, GPU has fallen off the bus.", "lost its GPU"),
+        ("999, pid=71, a code of a later driver", "met an error of its GPU"),
+    ],
+)
+def test_a_gpu_is_lost_only_if_it_has_to_be_reset(tmp_path: Path, text: str, said: str) -> None:
+    finding = diagnosed(tmp_path, "dmesg.txt", CODE.format(text=text)).fired[0]
+    assert (finding.kind, finding.cause) == ("rank_lost", "device_error")
+    assert f"The rank on GPU 0000:4e:00 {said}: the kernel reports XID {text.split(',')[0]}" in finding.summary
+
+
+def test_an_adapter_whose_firmware_stopped_is_quoted_whole(tmp_path: Path) -> None:
+    line = "[ 198.853543] mlx5_core 0000:5e:00.0: device's health compromised - reached miss count\n"
+    assert "mlx5_core 0000:5e:00.0: device's health" in diagnosed(tmp_path, "dmesg.txt", line).fired[0].summary

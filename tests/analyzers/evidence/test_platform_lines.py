@@ -127,3 +127,52 @@ def test_an_address_that_a_process_did_not_find_before_it_exited(tmp_path: Path)
     assert (first.cause, first.ranks) == ("unreachable", ())
     assert diagnosed(tmp_path, "job.log", ended).fired[0].ranks == (1,)
     assert diagnosed(tmp_path, "job.log", ended + text).fired[0].cause == "exit"
+
+
+IB = "gpu1:132{n}:167{n} [0] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : {event}\n"
+
+
+@pytest.mark.parametrize(
+    ("event", "is_fault"),
+    [("client reregistration", False), ("port active", False), ("GID table change", False), ("port error", True)],
+)
+def test_an_event_of_the_adapter_is_a_fault_only_if_it_is_one(tmp_path: Path, event: str, is_fault: bool) -> None:
+    text = "".join(IB.format(n=n, event=event) for n in range(4))
+    assert [one.cause for one in diagnosed(tmp_path, "job.log", text).fired] == ["infiniband"] * is_fault
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (
+            "demo error: In function init(): synDeviceAcquire(&handle, nullptr) failed with synapse error: 20",
+            "device_setup",
+        ),
+        (
+            "libfabric:45:170::efa:cq:efa_rdm_txe_handle_error():737<warn> err: 5, message: Invalid address",
+            "infiniband",
+        ),
+    ],
+)
+def test_devices_and_adapters_that_refuse(tmp_path: Path, line: str, cause: str) -> None:
+    assert diagnosed(tmp_path, "job.log", f"{line}\n").fired[0].cause == cause
+
+
+def test_a_traceback_without_its_error_is_reported_with_the_error_line_before_it(tmp_path: Path) -> None:
+    text = "2026:03:01-10:00:20:(  71) |CCL_ERROR| global.cpp:150 getenv: condition mode == sockets failed\n"
+    text += 'Traceback (most recent call last):\n  File "/job/train.py", line 4, in <module>\n    trainer.train()\n'
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.status) == ("exception", "suspect")
+    assert "condition mode == sockets failed" in first.summary
+
+
+def test_an_error_that_another_worker_crashed_is_not_the_cause(tmp_path: Path) -> None:
+    text = (
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker IP address: "
+        "10.0.0.2 Worker PID: 42\n"
+        'Traceback (most recent call last):\n  File "/job/drive.py", line 9, in fit\n    raise failed\n'
+        "RuntimeError: Worker crashed during call to train.\n"
+    )
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert first.cause == "exit"
+    assert "process 42 on 10.0.0.2" in first.summary
