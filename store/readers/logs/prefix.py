@@ -82,6 +82,7 @@ _BRACKETS = _any_of(part for part in _PARTS if part.startswith(r"\["))
 _OTHERS = _any_of(part for part in _PARTS if not part.startswith(r"\["))
 _AFTER_BAR = re.compile(
     r"(?:\[(?:rank|default)?\d{1,6}\]: ?)?\[[EWIF](?:\d{3,4} [\d:.]{8,20})? \S{1,80}\.cpp:\d{1,6}\]|"
+    r"[EF]\d{4} \d\d:\d\d:\d{2,10}\.\d{1,9} +\d+ [\w./-]+\.cc:\d{1,6}\]|"
     r"\[rank\d{1,6}\]: ?(?=Traceback \(most|(?:\w{1,40}\.){0,6}\w{1,40}Error: )"
 )
 """Start of a torch log line after a progress bar, which prints no newline."""
@@ -175,7 +176,7 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
 
 def start_after_bar(text: str, at: int) -> int:
     """Index in `text`, from `at` on, where a torch log line follows a progress bar; 0 if there is none."""
-    match = _AFTER_BAR.search(text, at) if "[" in text[at:] else None
+    match = _AFTER_BAR.search(text, at) if "[" in text[at:] or ".cc:" in text[at:] else None
     return match.start() if match else 0
 
 

@@ -176,3 +176,17 @@ def test_an_error_that_another_worker_crashed_is_not_the_cause(tmp_path: Path) -
     first = diagnosed(tmp_path, "job.log", text).fired[0]
     assert first.cause == "exit"
     assert "process 42 on 10.0.0.2" in first.summary
+
+
+BAR = "  3%|3         | 3/78 [00:09<3:37,  3.02s/it]"
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [("INTERNAL: Accelerator device halted prematurely", "device_error"), ("Lane 3 did not settle", "unnamed_error")],
+)
+def test_a_fatal_line_of_abseil_that_continues_a_progress_bar(tmp_path: Path, said: str, cause: str) -> None:
+    text = f"{BAR}F0000 00:00:1717141650.890307    9276 runtime_client.cc:48] {said}\n"
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == (cause, ())
+    assert said in first.summary
