@@ -207,7 +207,7 @@ def conclude(
     `closed`: {id: why} of findings that are over. Open ones come before them, here and on the pages. `has_ended`: also
     put findings that were open at the run's end into the past tense.
     """
-    findings = [_at_present(finding, closed, has_ended=has_ended) for finding in findings]
+    findings = [_at_present(finding, closed, facts, has_ended=has_ended) for finding in findings]
 
     def place(finding: Finding) -> tuple[bool, bool, tuple[int, ...]]:
         return finding.status not in ("fired", "suspect"), finding.id in closed, reading_order(finding)
@@ -220,13 +220,15 @@ def conclude(
     )  # fmt: skip
 
 
-def _at_present(finding: Finding, closed: Collection[str], *, has_ended: bool) -> Finding:
+def _at_present(finding: Finding, closed: Collection[str], facts: Mapping[str, Any], *, has_ended: bool) -> Finding:
     """Return the finding, in the past tense if it is over or if its run has ended."""
     if finding.status not in ("fired", "suspect"):
         return finding
     if finding.id in closed:
         return over(finding, finding.last_step)
-    return at_run_end(finding) if has_ended else finding
+    if not has_ended:
+        return finding
+    return at_run_end(finding, facts.get("steps") if facts.get("attempts") == 1 else None)
 
 
 def _redacted(finding: Finding) -> Finding:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
+from analyzers.policy import SHARED
 
 __all__ = ["OVER", "at_run_end", "in_past", "over"]
 
@@ -71,12 +72,17 @@ def over(finding: Finding, last_step: int | None = None) -> Finding:
     return replace(finding, summary=in_past(finding.summary, "on" if last_step is None else f"to {last_step}"))
 
 
-def at_run_end(finding: Finding) -> Finding:
+def at_run_end(finding: Finding, newest_step: int | None = None) -> Finding:
     """A finding that was open when its run ended, with its summary in the past tense. A finding about the end of an
-    attempt, such as a hang, keeps the present tense."""
-    summary = finding.summary
+    attempt, such as a hang, keeps the present tense.
+
+    `newest_step`: that of the finding's attempt, if known. If some rank's records end long before it, ranks could be
+    compared only until then, so the finding may have been over at the end.
+    """
+    summary, last = finding.summary, finding.last_step
     if finding.kind in KINDS and not KINDS[finding.kind].at_end:
-        summary = in_past(summary, "to the end")
+        is_short = last is not None and newest_step is not None and last + SHARED.min_steps < newest_step
+        summary = in_past(summary, f"to {last}, the last one compared" if is_short else "to the end")
     return replace(finding, summary=summary)
 
 

@@ -70,6 +70,17 @@ def test_the_last_step_is_named_only_if_it_is_known() -> None:
     assert at_run_end(slow).summary == "Rank 3 was slow from step 60 to the end: +15 ms."
 
 
+def test_what_was_compared_only_until_some_ranks_records_end_did_not_last_to_the_end() -> None:
+    """A tape was cut at step 70 of 118: whether the rank was slow in the later steps is not known."""
+    slow = finding("Rank 3 has been slow since step 60: +15 ms.", ranks=(3,), first_step=60, last_step=70)
+    for steps, until in ((118, "to 70, the last one compared"), (75, "to the end")):
+        (ended,) = conclude([slow], {"steps": steps, "attempts": 1}, has_ended=True).findings
+        assert ended.summary == f"Rank 3 was slow from step 60 {until}: +15 ms."
+        assert_plain(ended.summary)
+    (unknown,) = conclude([slow], {"steps": 118, "attempts": 2}, has_ended=True).findings
+    assert unknown.summary.endswith("to the end: +15 ms.")
+
+
 def test_the_verdict_on_a_past_finding_begins_with_already_over() -> None:
     slow = finding("Rank 3 has been slow since step 60: +15 ms.", ranks=(3,), first_step=60, last_step=118, attempt=0)
     fast = finding("Rank 1 has been slow since step 70: +15 ms.", ranks=(1,), first_step=70, last_step=149, attempt=0)
