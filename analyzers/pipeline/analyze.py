@@ -8,7 +8,7 @@
 2. The work of a pp rank is its computing time in a step, median over steps and pipelines.
 3. Imbalance: the same pp rank has the most work on every pipeline, in the first and last third of the steps. Its work
    is at least `excess_ratio` x the median of the others. A rank that is slow on one pipeline only, or from some
-   step on, is a straggler instead.
+   step on, is a straggler instead, also if ranks of the same stage wait for it inside their spans.
 4. On GPUs no bubble is measured: spans are host times, and hosts run ahead. A rank's work is then its step time
    without waits, from stamps or durations of calls (`account.device.device_timings`). The excess of a heavy stage is a
    lower bound.
@@ -48,7 +48,7 @@ from analyzers.pipeline.pipeline_bubble import (
 from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
-from analyzers.source import Source, lacking, missing_tables
+from analyzers.source import Floats, Ints, Source, lacking, missing_tables
 from analyzers.stragglers.comparison.cpu_comparison import cpu_times, is_crowded
 from probes.settings.described import ModelFacts, ParallelFacts
 from probes.settings.section import read
@@ -79,8 +79,10 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     if has_cpu_times and is_crowded(source, attempt, SHARED.warm_up_steps):
         bubble = replace(bubble, heaviest_stage=None, surplus_ms=0.0, surplus_ratio=0.0, is_crowded=True)
         return [_bubble(attempt, bubble, measured), *_by_steps(source, attempt, members, scope, policy, _BY_CPU)]
-    measurement = _bubble(attempt, bubble, measured)
     heavy = heaviest([[_work(steps, one.ranks) for steps in _thirds(one.steps)] for one in measured], policy)
+    if heavy is not None and _waits_for_a_rank(source, attempt, members, heavy, policy):
+        heavy, bubble = None, replace(bubble, heaviest_stage=None, surplus_ms=0.0, surplus_ratio=0.0)
+    measurement = _bubble(attempt, bubble, measured)
     if heavy is None:
         return [measurement]
     work_ns = [
@@ -91,29 +93,53 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     return [measurement, _imbalance(attempt, heavy, [ranks[heavy] for ranks in members], work_ns, span, scope)]
 
 
+def _waits_for_a_rank(
+    source: Source, attempt: int, members: Sequence[Sequence[int]], heavy: int, policy: PipelinePolicy
+) -> bool:
+    """Return True if the stage is heavy on some pipeline only because its rank there waits for the same stage of
+    another one, in the reduction of a gradient: spans include these waits, the own work of a step does not."""
+    found = None if missing_tables(source, "steps") else _own_work(source, attempt, members)
+    if found is None:
+        return False
+    least = 1 + SHARED.explained_ratio * (policy.excess_ratio - 1)
+    work_ns = [np.nanmedian(own_ns, axis=1) for own_ns in found[0]]
+    return any(work[heavy] < least * np.median(np.delete(work, heavy)) for work in work_ns)
+
+
 def _by_steps(
     source: Source, attempt: int, members: Sequence[Sequence[int]], scope: Scope, policy: PipelinePolicy, measure: str
 ) -> list[Finding]:
     """Judge the stages by the steps of their ranks, without waits or by CPU time. `members`: ranks of each pipeline."""
-    timings = load_timings(source, attempt, skip_first=SHARED.warm_up_steps)
-    if timings is None or len(timings.steps) < SHARED.min_steps:
+    found = _own_work(source, attempt, members, by_cpu=measure == _BY_CPU)
+    if found is None:
         return []
-    row = {int(rank): number for number, rank in enumerate(timings.ranks)}
-    if any(rank not in row for ranks in members for rank in ranks):
-        return []
-    own_ms = cpu_times(source, timings, np.arange(len(row))) if measure == _BY_CPU else timings.compute
-    if own_ms is None:
-        return []
-    own_ns, third = own_ms.astype(np.float64) * 1e6, len(timings.steps) // 3
-    pipelines_ns = [own_ns[[row[rank] for rank in ranks]] for ranks in members[:MAX_PIPELINES]]
+    pipelines_ns, steps = found
+    third = len(steps) // 3
     parts = (slice(None, third), slice(-third, None))
     work = [[np.nanmedian(own[:, part], axis=1).tolist() for part in parts] for own in pipelines_ns]
     heavy = heaviest(work, policy)
     if heavy is None:
         return []
     work_ns = np.nanmedian(np.concatenate(pipelines_ns, axis=1), axis=1).tolist()
-    span = (int(timings.steps[0]), int(timings.steps[-1]))
+    span = (int(steps[0]), int(steps[-1]))
     return [_imbalance(attempt, heavy, [ranks[heavy] for ranks in members], work_ns, span, scope, measure)]
+
+
+def _own_work(
+    source: Source, attempt: int, members: Sequence[Sequence[int]], *, by_cpu: bool = False
+) -> tuple[list[Floats], Ints] | None:
+    """Own work of each pipeline's ranks in each step (nanoseconds), and the steps; None if too little was recorded."""
+    timings = load_timings(source, attempt, skip_first=SHARED.warm_up_steps)
+    if timings is None or len(timings.steps) < SHARED.min_steps:
+        return None
+    row = {int(rank): number for number, rank in enumerate(timings.ranks)}
+    if any(rank not in row for ranks in members for rank in ranks):
+        return None
+    own_ms = cpu_times(source, timings, np.arange(len(row))) if by_cpu else timings.compute
+    if own_ms is None:
+        return None
+    own_ns = own_ms.astype(np.float64) * 1e6
+    return [own_ns[[row[rank] for rank in ranks]] for ranks in members[:MAX_PIPELINES]], timings.steps
 
 
 def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: PipelinePolicy) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,11 @@ from analyzers.pipeline.explain import NEXT
 from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.scope import Scope
 from analyzers.wording import percent
+from store import Store
 from tests.analyzers.account.test_bubble import MS, Span, gpipe
 from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
+from tests.support.simulator import Fault, Layout, Scenario, simulate, write
 
 GPIPE = Scope(manifest={"config": {"parallel": {"schedule": "gpipe"}}})
 
@@ -93,6 +96,20 @@ def test_a_stage_is_named_only_if_it_is_the_heaviest_in_every_pipeline() -> None
     assert heaviest([[[1.0, 1.3, 1.0], [1.0, 1.3, 1.0]]], policy) == 1
     assert heaviest([[[1.0, 1.3, 1.0], [1.3, 1.0, 1.0]]], policy) is None
     assert heaviest([[[1.0, 1.1, 1.0], [1.0, 1.1, 1.0]]], policy) is None, "how layers divide"
+
+
+def test_a_stage_whose_ranks_wait_for_one_slow_rank_is_not_heavy(tmp_path: Path) -> None:
+    """Rank 3 is short of a core, and the other rank of its stage waits for it in the reduction of its gradients."""
+    scenario = Scenario(
+        seed=1, layout=Layout(pp=2, dp_replicate=2, microbatches=4, layers=1), steps=40,
+        fault=Fault(kind="core_taken", rank=3, factor=1.6), backend="gloo",
+    )  # fmt: skip
+    run = write(simulate(scenario), tmp_path / "run")
+    with Store.open(run) as store:
+        (bubble,) = explained(pipeline(store, Scope()))
+    assert bubble.kind == "bubble"
+    assert bubble.evidence["heaviest_stage"] is None
+    assert "has the most work" not in bubble.summary
 
 
 def on_devices(work_ms: dict[int, float], *, ranks_of_stage: int = 2, num_steps: int = 30) -> MemoryStore:
