@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,13 @@ import numpy as np
 from analyzers.account.timings import load_places
 from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import attempts
+from analyzers.run.records.elsewhere import ranks_without_steps
 from analyzers.source import Floats, Source, lacking
 from analyzers.whatif.held_out import totals_of
 from analyzers.whatif.policy import WhatIfPolicy
 from analyzers.whatif.simulate import Graph, Key, replay
 from analyzers.whatif.step_graph import StepGraph, load_graph
+from analyzers.wording import ranks_text
 
 __all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "removed_share", "why_withheld", "without"]
 
@@ -127,7 +129,11 @@ def measure(source: Source, policy: WhatIfPolicy | None = None) -> WhatIf | None
         found = load_graph(source, attempt, first + SHARED.warm_up_steps, last, policy)
         if found is not None:
             stage, worker = load_places(source, attempt)
-            return measure_graph(found, attempt, stage, worker, policy)
+            whole = measure_graph(found, attempt, stage, worker, policy)
+            absent = sorted(ranks_without_steps(source, attempt))
+            if not absent or whole.withheld:
+                return whole
+            return replace(whole, withheld=f"there are no records of {ranks_text(absent)}, which may set the pace")
     return None
 
 

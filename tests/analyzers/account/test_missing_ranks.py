@@ -8,6 +8,7 @@ from pathlib import Path
 from analyzers.account.goodput import measure
 from analyzers.communication.transfers import group_transfers
 from analyzers.diagnose import diagnose
+from analyzers.report.wording.account_lines import what_if_line
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
@@ -33,6 +34,12 @@ def test_waits_for_a_rank_of_this_node_are_neither_transfers_nor_a_slow_link(tmp
     assert account is not None
     assert account.to_json()["waits_split_by"] is None
     assert "straggler" not in account.known_seconds
+    assert diagnosis.what_if is not None
+    assert not diagnosis.what_if.is_beyond_error
+    line = what_if_line(diagnosis.what_if)
+    assert line == (
+        "The time with balanced ranks is not predicted: there are no records of rank 6, which may set the pace."
+    )
 
 
 def test_a_call_that_a_member_did_not_record_has_no_transfer() -> None:
