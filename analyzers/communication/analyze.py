@@ -228,6 +228,10 @@ def _small_buckets(
     step_ms = float(np.median(measured.step_ms))
     exposed_ms = measured.ratio(measured.transfer_ms) * step_ms
     best = max((one.bus_gb_per_s for one in classes), default=0.0)
+    fastest_ms: dict[tuple[str, str, int], float] = {}
+    for one in classes:
+        alike = (one.dimension, one.op, one.num_bytes)
+        fastest_ms[alike] = min(one.transfer_ms, fastest_ms.get(alike, one.transfer_ms))
     found: list[Finding] = []
     for group, op in sorted({(one.process_group, one.op) for one in classes if one.op in _GRADIENTS}):
         small = [
@@ -237,6 +241,8 @@ def _small_buckets(
             and (op, group, one.num_bytes) not in activations
             and one.num_bytes >= SHARED.min_payload_bytes
             and latency_ms(one, best) >= SHARED.explained_ratio * one.transfer_ms
+            # If equal calls of another group are much faster, the time is lost on a slow link.
+            and one.transfer_ms < SHARED.slow_factor * fastest_ms[one.dimension, one.op, one.num_bytes]
         ]
         calls_per_step = sum(one.num_calls for one in small) / num_steps
         if calls_per_step < policy.min_buckets:

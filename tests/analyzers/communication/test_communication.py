@@ -130,6 +130,17 @@ def test_small_buckets_are_found_where_one_large_call_shows_the_bandwidth() -> N
     assert finding.evidence["gain_ms"] > 20
 
 
+@pytest.mark.parametrize(("gb_per_s", "is_advised"), [(2.0, False), (0.1, True)])
+def test_buckets_that_take_long_on_one_link_only_are_not_small(gb_per_s: float, is_advised: bool) -> None:
+    """A slow link made '4 calls of 8,192 KiB mostly latency': equal calls of another group show what they take."""
+    store = bucketed_world(steps=16, buckets=64, bucket_bytes=64 << 10, latency_ms=1.0, gb_per_s=2.0)
+    seen = {"attempt": 0, "op": "all_reduce", "phase": "backward", "step": 9, "issue_ns": 10**12, "wait_ns": 0}
+    for seq, (group, size, speed) in enumerate((("dp_replicate:4-7", 64 << 10, gb_per_s), ("tp:0-3", 8 << 20, 2.0))):
+        row = seen | {"process_group": group, "bytes": size, "seq": seq, "end_ns": 10**12 + int(1.5 * size / speed)}
+        store.add("collectives", [row | {"rank": rank} for rank in range(4)])
+    assert ("small_buckets" in [finding.kind for finding in judged(store)]) is is_advised
+
+
 def test_larger_buckets_are_advised_where_latency_takes_time_and_not_where_bytes_do() -> None:
     small = bucketed_world(steps=16, buckets=64, bucket_bytes=64 << 10, latency_ms=1.0, gb_per_s=2.0)
     assert next_step(of_kind(judged(small), "exposed_communication")).startswith("Use larger buckets")
