@@ -144,6 +144,8 @@ def _compute_next(finding: Finding, rank: str) -> str:
 def _throughput_next(finding: Finding) -> str:
     if finding.cause == "between_runs":
         return "Check what differs between the runs: code, settings, versions, hosts."
+    if finding.cause == "periodic" and "core_wait_excess_ms" in finding.evidence:
+        return "Give the host more cores or fewer processes."
     if finding.cause == "periodic":
         return "Find what runs at this interval: evaluation, checkpoints, logging, opening a shard, garbage collection."
     return "Check what changed for all ranks at that step: clocks, a shared disk, the network, the data."

@@ -10,7 +10,8 @@
 3. Longer batches explain longer steps. A single rank that pauses often is a straggler (`pauses`), and ranks that wait
    for data are found by `data_bound`. None of these is reported here.
 4. It is only advice if the slow steps save or evaluate, or if the time is between the phases: there a loop logs, saves
-   or evaluates on purpose.
+   or evaluates on purpose. So are waits for a core that no extra work explains: a scheduler that shares a core in turns
+   interrupts every k-th of short steps.
 
 The host of a GPU without stamps runs ahead of it and is stopped in any step, so such steps are not judged.
 """
@@ -29,7 +30,7 @@ from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import attempts
 from analyzers.scope import Scope
-from analyzers.source import READ_ROWS, Ints, Source, floats, ints, missing_tables
+from analyzers.source import READ_ROWS, Floats, Ints, Source, floats, ints, missing_tables
 from analyzers.stragglers.onsets.periodic_steps import Rhythm, find_rhythm, rhythm_finding
 from analyzers.stragglers.policy import PausePolicy, PeriodicPolicy
 from analyzers.stragglers.slow_place import PLACE_TEXTS
@@ -85,6 +86,8 @@ class _Parts:
     """Phase or gap; `communication`; empty if no place holds most of the excess."""
     excess_ms: float
     collecting_ms: float
+    core_wait_ms: float
+    """Waits for a core, if they explain the excess and more CPU time does not; else 0."""
     tokens_ratio: float
     """Tokens of a slow step / tokens of another one."""
 
@@ -94,6 +97,7 @@ def _compared(source: Source, attempt: int, step: Ints, rhythm: Rhythm) -> _Part
     chosen = [steps[:: -(-len(steps) // MAX_STEPS)] for steps in (rhythm.slow_steps, others)]
     columns = {f"own_{place}": f"coalesce({own(place)}, 0)" for place in _PLACES}
     columns |= {"waited": WAITED, "collecting": "coalesce(gc_ns, 0)"}
+    columns |= {"core_wait": "coalesce(run_delay_ns, 0)", "cpu": "coalesce(cpu_ns, 0)"}
     medians = ", ".join(f"median({sql}) / 1e6 AS {name}" for name, sql in columns.items())
     table = source.query(
         f"""
@@ -121,11 +125,28 @@ def _compared(source: Source, attempt: int, step: Ints, rhythm: Rhythm) -> _Part
         place = most if by_place[most] >= SHARED.agreement_ratio * excess_ms else ""
     elif rise["waited"].min() >= least_ms:
         place = "communication"
+    core_wait_ms = 0.0
+    if place != "communication":  # if no rank causes it, the waits may be in another place of each step
+        of = causing if len(causing) else np.arange(num)
+        core_wait_ms = _core_wait_ms(source, attempt, rise["core_wait"][of], rise["cpu"][of], least_ms)
     return _Parts(
         ranks=() if len(ranks) >= SHARED.agreement_ratio * num else ranks, place=place, excess_ms=excess_ms,
         collecting_ms=float(np.median(rise["collecting"][causing])) if len(causing) else 0.0,
+        core_wait_ms=core_wait_ms,
         tokens_ratio=slow / usual if usual else 1.0,
     )  # fmt: skip
+
+
+def _core_wait_ms(source: Source, attempt: int, waits_ms: Floats, cpu_ms: Floats, least_ms: float) -> float:
+    """The extra wait for a core per step; 0 unless it explains the excess. More work waits longer
+    for a core, too: by the ratio of waits to CPU time in all steps.
+    """
+    if (wait_ms := float(np.median(waits_ms))) < least_ms:
+        return 0.0
+    ((ratio,),) = source.rows(
+        "SELECT sum(run_delay_ns) / nullif(sum(cpu_ns), 0) FROM steps WHERE attempt = ? AND rank >= 0", [attempt]
+    )
+    return wait_ms if float(np.median(cpu_ms)) * (1 + (ratio or 0.0)) < least_ms else 0.0
 
 
 def _is_found_elsewhere(source: Source, attempt: int, rhythm: Rhythm, parts: _Parts) -> bool:
@@ -160,7 +181,9 @@ def _finding(attempt: int, rhythm: Rhythm, parts: _Parts, *, saves: bool) -> Fin
     is_collecting = parts.collecting_ms >= SHARED.explained_ratio * parts.excess_ms
     who = f"{ranks_text(parts.ranks)[0].upper()}{ranks_text(parts.ranks)[1:]}" if parts.ranks else "All ranks"
     spent = f"spend{'s' if len(parts.ranks) == 1 else ''} {number(parts.excess_ms)} ms more"
-    if is_collecting:
+    if parts.core_wait_ms:
+        why = f"{who} {spent}, mostly waiting for a core."
+    elif is_collecting:
         why = f"{who} {spent}, mostly in Python's garbage collector."
     elif parts.place == "communication":
         why = f"{who} wait {number(parts.excess_ms)} ms longer in communication."
@@ -169,7 +192,7 @@ def _finding(attempt: int, rhythm: Rhythm, parts: _Parts, *, saves: bool) -> Fin
     if saves:
         why += " These steps save or evaluate, or come right after."
     found = rhythm_finding(rhythm)
-    is_duty = saves or (parts.place in GAPS and not is_collecting)
+    is_duty = saves or bool(parts.core_wait_ms) or (parts.place in GAPS and not is_collecting)
     return replace(
         found,
         status="advice" if is_duty else "fired",
@@ -179,6 +202,7 @@ def _finding(attempt: int, rhythm: Rhythm, parts: _Parts, *, saves: bool) -> Fin
         evidence={
             **found.evidence, "place": parts.place, "excess_ms": round(parts.excess_ms, 3),
             "gc_excess_ms": round(parts.collecting_ms, 3),
+            **({"core_wait_excess_ms": round(parts.core_wait_ms, 3)} if parts.core_wait_ms else {}),
         },
         attempt=attempt,
     )  # fmt: skip

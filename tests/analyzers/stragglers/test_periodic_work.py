@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from analyzers.finding import Finding
+from analyzers.report.wording.explained import next_step
 from analyzers.scope import Scope
 from analyzers.stragglers.onsets.periodic_work import throughput
 from tests.analyzers.explained import explained
@@ -67,6 +68,38 @@ def test_garbage_collection_is_named() -> None:
     store.connection.execute(f"UPDATE steps SET gc_ns = {EXTRA} WHERE step % 10 = 0")
     finding = only(slow("backward", store=store))
     assert "All ranks spend 260 ms more, mostly in Python's garbage collector." in finding.summary
+
+
+def on_busy_host(*, extra_cpu_ns: int) -> MemoryStore:
+    """Every tenth step takes 260 ms more, of which all but this CPU time is waiting for a core."""
+    store = slow("backward")
+    store.connection.execute(f"UPDATE steps SET cpu_ns = {100 * MS}, run_delay_ns = 0")
+    store.connection.execute(
+        f"UPDATE steps SET cpu_ns = cpu_ns + {extra_cpu_ns}, run_delay_ns = {EXTRA - extra_cpu_ns} WHERE step % 10 = 0"
+    )
+    return store
+
+
+def test_steps_that_a_scheduler_interrupts_in_turn_are_only_advice() -> None:
+    """A script alone on a rank, on a busy machine: every third step of 1 ms took 7 ms, 5.5 of them without a core."""
+    elsewhere = on_busy_host(extra_cpu_ns=20 * MS)  # most steps are not interrupted in the same place
+    for place, rest in (("forward", 10), ("optimizer", 20)):
+        moved = f"backward_ns = backward_ns - {EXTRA}, {place}_ns = {place}_ns + {EXTRA}"
+        elsewhere.connection.execute(f"UPDATE steps SET {moved} WHERE step % 30 = {rest}")
+    for store in (on_busy_host(extra_cpu_ns=20 * MS), elsewhere):
+        finding = only(store)
+        assert (finding.status, finding.evidence["core_wait_excess_ms"]) == ("advice", 240.0)
+        assert "All ranks spend 260 ms more, mostly waiting for a core." in finding.summary
+        assert next_step(finding).startswith("Give the host more cores or fewer processes.")
+
+
+def test_more_work_on_a_busy_host_stays_a_finding() -> None:
+    store = on_busy_host(extra_cpu_ns=110 * MS)
+    store.connection.execute(f"UPDATE steps SET run_delay_ns = {135 * MS} WHERE step % 10 > 0")  # waits in each step
+    store.connection.execute(f"UPDATE steps SET run_delay_ns = {285 * MS} WHERE step % 10 = 0")
+    finding = only(store)
+    assert (finding.status, "core_wait_excess_ms" in finding.evidence) == ("fired", False)
+    assert "All ranks spend 260 ms more in backward." in finding.summary
 
 
 def test_slow_transfers_are_waits_of_all_ranks() -> None:
