@@ -8,6 +8,7 @@ It uses only the node's events, so no store or analyzer is imported into a user'
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ _ORDER = ("critical", "warning", "info")
 
 def last_line(run: RunDir, node_rank: int) -> str:
     """Return one line: the most severe open finding, the number of open findings, and the command for the verdict."""
-    command = f"rankscope analyze {_short(run.path)}"
+    command = f"rankscope analyze {shlex.quote(_short(run.path))}"
     path = run.node_dir(node_rank) / "events.jsonl"
     try:
         events = read_events(path)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -46,4 +47,5 @@ def collect(
         echo(f"rankscope: skipped {path}", err=True)
     files = f"{done.num_files:,} file{'s' * (done.num_files != 1)}, {done.num_bytes / 1e6:.1f} MB"
     what = f"{counted(len(done.ranks), 'rank') or 'no rank'} of {counted(len(done.nodes), 'node')}, {files}"
-    console().print(f"{into}: {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)
+    line = f"{into}: {what}. Now: rankscope analyze {shlex.quote(str(into))}"
+    console().print(line, markup=False, highlight=False, soft_wrap=True)

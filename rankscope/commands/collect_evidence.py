@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -51,4 +52,5 @@ def collect_evidence(
         return
     for name, why in collected.missing.items():
         echo(f"rankscope: no {name}: {why}", err=True)
-    console().print(f"{collected.archive}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)
+    line = f"{collected.archive}. Now: rankscope analyze {shlex.quote(str(into))}"
+    console().print(line, markup=False, highlight=False, soft_wrap=True)

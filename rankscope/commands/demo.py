@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +53,8 @@ def demo(
         raise typer.Exit(code)
     run = runs_dir / "latest"
     port = _port_of_links() if serve else 0
-    screen.print(f"\n$ rankscope analyze {run}", style="bold", highlight=False, soft_wrap=True)
+    command = f"rankscope analyze {shlex.quote(str(run))}"
+    screen.print(f"\n$ {command}", style="bold", highlight=False, markup=False, soft_wrap=True)
     from rankscope.commands.analyze import analyze
 
     analyze([run], output="text", fail_on="", why_spike="")
@@ -70,8 +72,9 @@ def _port_of_links() -> int:
 
 def _show_pages(runs_dir: Path, *, has_pages: bool, serve: bool, port: int) -> None:
     """Serve the dashboard until Ctrl-C, or print the command for it."""
+    command = f"rankscope dashboard {shlex.quote(str(runs_dir))}"
     if not has_pages:
-        echo("\nPages in the browser: pip install 'rankscope[dashboard]', then rankscope dashboard " + str(runs_dir))
+        echo("\nPages in the browser: pip install 'rankscope[dashboard]', then " + command)
     elif serve:
         from dashboard.launch import DashboardError, DashboardServer
 
@@ -87,4 +90,4 @@ def _show_pages(runs_dir: Path, *, has_pages: bool, serve: bool, port: int) -> N
             sys.stdout.flush()
             os._exit(0)
     else:
-        echo(f"\nPages in the browser: rankscope dashboard {runs_dir}")
+        echo(f"\nPages in the browser: {command}")

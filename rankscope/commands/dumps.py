@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -44,5 +45,6 @@ def dumps(
         print_json({"folder": str(into), "ranks": sorted(fetched.ranks), "silent": silent})
         raise typer.Exit(1 if fetched.silent else 0)
     what = f"{len(fetched.ranks)} rank{'s' * (len(fetched.ranks) != 1)}"
-    console().print(f"{into}: dumps of {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)
+    line = f"{into}: dumps of {what}. Now: rankscope analyze {shlex.quote(str(into))}"
+    console().print(line, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(1 if fetched.silent else 0)

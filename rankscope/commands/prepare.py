@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,5 +120,5 @@ def _print_result(done: Prepared, out: Path) -> None:
         if number := sum(getattr(shard, name) for shard in manifest.shards):
             echo(f"{number:,} {what}.")
     facts = manifest.tokenizer
-    settings = f"--set data.path={out} --set model.vocab_size={facts['vocab_size']}"
+    settings = f"--set data.path={shlex.quote(str(out))} --set model.vocab_size={facts['vocab_size']}"
     echo(f"Train on it:  rankscope train CONFIG {settings}")

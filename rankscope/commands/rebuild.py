@@ -47,6 +47,6 @@ def rebuild(
         f"{folder.store()}: {rows:,} rows from {len(list(folder.rank_dirs()))} rank folders", highlight=False
     )
     for path in result.kept:
-        console().print(f"The former store is kept as {path}.", highlight=False, soft_wrap=True)
+        console().print(f"The former store is kept as {path}.", markup=False, highlight=False, soft_wrap=True)
     for name in result.problems:
-        console().print(f"Records incomplete: {name}", highlight=False, soft_wrap=True)
+        console().print(f"Records incomplete: {name}", markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -76,4 +77,5 @@ def share(
     size = (
         f"{size_text(packed.num_bytes)}, with {packed.num_texts} file{'s' * (packed.num_texts != 1)} of stacks and logs"
     )
-    screen.print(f"{target}  {size}. Next: rankscope analyze {target}", markup=False, highlight=False, soft_wrap=True)
+    command = f"rankscope analyze {shlex.quote(str(target))}"
+    screen.print(f"{target}  {size}. Next: {command}", markup=False, highlight=False, soft_wrap=True)

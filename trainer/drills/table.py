@@ -7,6 +7,7 @@ print_result(drill.tally, plan, console)
 
 from __future__ import annotations
 
+import shlex
 import time
 from types import TracebackType
 
@@ -143,7 +144,9 @@ def print_result(tally: Tally, plan: DrillPlan, console: Console, *, interrupted
             for line in row.problems:
                 console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
             if row.run is not None:
-                console.print(f"  rankscope analyze {row.run}", highlight=False, soft_wrap=True)
+                console.print(
+                    f"  rankscope analyze {escape(shlex.quote(str(row.run)))}", highlight=False, soft_wrap=True
+                )
     skipped: dict[str, list[str]] = {}
     for name, mesh, reason in plan.skipped:
         skipped.setdefault(f"{name}: {reason}", []).append(mesh)

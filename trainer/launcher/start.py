@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from analyzers.wording import counted
 from probes.attach.retention_line import retention_line
 from probes.tape.rundir import RunDir
@@ -229,11 +231,11 @@ def _train(
     up_to = "up to " if node.min_nodes < node.max_nodes else ""  # the number of nodes is known after the rendezvous
     ranks = f"{up_to}{counted(plan.world_size, 'rank')} ({mesh})"
     console.print(
-        f"{where}{how}run [bold]{as_typed(run.path)}[/]  {ranks}  {counted(config.train.steps, 'step')}",
+        f"{where}{how}run [bold]{escape(as_typed(run.path))}[/]  {ranks}  {counted(config.train.steps, 'step')}",
         highlight=False,
     )
     if (first := run.manifest().get("start_over_at")) is not None:
-        aside = as_typed(run.checkpoints / f"before-attempt-{first}")
+        aside = escape(as_typed(run.checkpoints / f"before-attempt-{first}"))
         console.print(f"{where}starting over: earlier checkpoints move to {aside}", highlight=False, soft_wrap=True)
     if line := retention_line(config.model_dump(mode="json")):
         console.print(f"{where}{line}", highlight=False)

@@ -6,6 +6,7 @@ exit_code = supervise(run, config, plan=plan, node=Node(nproc=4), faults=[], con
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -207,13 +208,16 @@ def _record_end(events: EventWriter, node: Node, outcome: Outcome) -> None:
 
 def _print_outcome(run: RunDir, outcome: Outcome, console: Console) -> None:
     count, shown = outcome.restarts, escape(as_typed(run.path))
+    quoted = escape(shlex.quote(as_typed(run.path)))
     restarted = f" after {count} restart{'s' * (count > 1)}" if count else ""
     if outcome.exit_code == 0:
-        console.print(f"[green]Finished[/]{restarted}. Next: [bold]rankscope analyze {shown}[/]", highlight=False)
+        console.print(
+            f"[green]Finished[/]{restarted}. Next: [bold]rankscope analyze {quoted}[/]", highlight=False, soft_wrap=True
+        )
         return
     title, message = _TITLES[outcome.reason], escape(outcome.message)
     print_wrapped(console, f"[red]{title}[/]{restarted}. {message}")
     if outcome.reason in ("preempted", "interrupted"):
-        console.print(f"To continue: [bold]rankscope train --resume {shown}[/]", highlight=False, soft_wrap=True)
+        console.print(f"To continue: [bold]rankscope train --resume {quoted}[/]", highlight=False, soft_wrap=True)
         return
-    console.print(f"Next: [bold]rankscope analyze {shown}[/]. Logs: {shown}/logs", highlight=False, soft_wrap=True)
+    console.print(f"Next: [bold]rankscope analyze {quoted}[/]. Logs: {shown}/logs", highlight=False, soft_wrap=True)

@@ -10,6 +10,7 @@ reported, open ones first. For a run that has ended, both cover all steps, as in
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,7 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: in
     ]
     if rest := findings[MAX_FINDINGS:]:
         are_over = ", already over" if all(finding.id in now.closed for finding in rest) else ""
-        sentences.append(("", f"{counted(len(rest), 'more finding')}{are_over}: rankscope analyze {name}"))
+        sentences.append(("", f"{counted(len(rest), 'more finding')}{are_over}: rankscope analyze {shlex.quote(name)}"))
     heading = Heading(
         run=name,
         state=state.word,

@@ -5,6 +5,7 @@ catch_up_in_process(run)
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from dashboard.data.processes.child_answer import answer_parent, ask_child
@@ -18,7 +19,8 @@ LIMIT_S = 1_800.0
 
 def catch_up_in_process(run: RunDir) -> None:
     """Bring the store up to date in a child process. Raises StoreError."""
-    error = f"{run.path}: its tapes were not read within {LIMIT_S:.0f} s: try rankscope analyze {run.path}"
+    command = f"rankscope analyze {shlex.quote(str(run.path))}"
+    error = f"{run.path}: its tapes were not read within {LIMIT_S:.0f} s: try {command}"
     ask_child("dashboard.data.processes.catch_up_process", str(run.path), limit_s=LIMIT_S, timeout_error=error)
 
 

@@ -5,6 +5,7 @@ diagnosis = diagnose_in_process(run, now_ns=None)
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from analyzers.account.long_run import MEMORY_BYTES
@@ -20,7 +21,8 @@ LIMIT_S = 1_800.0
 
 def diagnose_in_process(run: RunDir, *, now_ns: int | None) -> Diagnosis:
     """Return the diagnosis, computed in a child process. `now_ns` (epoch): only for a live run. Raises StoreError."""
-    error = f"{run.path}: the analyzers did not finish within {LIMIT_S:.0f} s: try rankscope analyze {run.path}"
+    command = f"rankscope analyze {shlex.quote(str(run.path))}"
+    error = f"{run.path}: the analyzers did not finish within {LIMIT_S:.0f} s: try {command}"
     options = () if now_ns is None else (str(now_ns),)
     found = ask_child(
         "dashboard.data.processes.diagnosis_process", str(run.path), *options, limit_s=LIMIT_S, timeout_error=error

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import tempfile
 import threading
@@ -191,7 +192,7 @@ class FollowedRun:
         return verdict_lines(worst, without_unjudged(diagnosis.verdict), _short(run.path))
 
     def _report_line(self, run: RunDir) -> str:
-        return f"[bold]Report[/]   rankscope analyze {escape(_short(run.path))}"
+        return f"[bold]Report[/]   rankscope analyze {escape(shlex.quote(_short(run.path)))}"
 
     def _print(self, line: str) -> None:
         self._is_verdict_last = False
@@ -214,7 +215,7 @@ class FollowedRun:
                 self._print_uncut(f"Recording to [bold]{escape(_short(found.run))}[/]")
                 # the script's output fills this terminal, so point to the live table for another one
                 if self._console.is_terminal:
-                    top = f"rankscope top {escape(_short(found.run))}"
+                    top = f"rankscope top {escape(shlex.quote(_short(found.run)))}"
                     self._print_uncut(f"[dim]Ranks live, in another terminal: {top}[/]")
             if self._held is None:
                 self._held = HeldFolder(self._run.path)

@@ -1,0 +1,51 @@
+"""Commands that are printed for copying: a path in them is quoted for the shell."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from probes.tape.rundir import RunDir
+from trainer.launcher.node import Outcome
+from trainer.launcher.supervise import _print_outcome
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
+_BEFORE_A_PATH = re.compile(r"(rankscope (analyze|top|dashboard|train --resume)|--set data\.path=) ?$")
+
+
+def _unquoted(path: Path) -> Iterator[str]:
+    """Values that an f-string of the module puts after a command, without `shlex.quote` or a name for its result."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for before, value in zip(node.values, node.values[1:], strict=False):
+            is_path = isinstance(before, ast.Constant) and _BEFORE_A_PATH.search(str(before.value))
+            source = ast.unparse(value)
+            if is_path and "shlex.quote(" not in source and source != "{quoted}":
+                yield f"{path.relative_to(ROOT)}:{node.lineno}: {source}"
+
+
+def test_every_path_after_a_printed_command_is_quoted() -> None:
+    modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert not [place for path in modules for place in _unquoted(path)]
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_a_run_in_a_folder_with_a_space_can_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = io.StringIO()
+    run = RunDir(tmp_path / "my [b]runs" / "demo-1")
+    outcome = Outcome(reason={0: "finished", 1: "failed", 130: "interrupted"}[code], exit_code=code, message="Why.")
+    _print_outcome(run, outcome, Console(file=written, width=40))
+    (command,) = re.findall(r"rankscope (?:analyze|train --resume) (.*?/demo-1'?)", written.getvalue())
+    assert shlex.split(command) == ["my [b]runs/demo-1"]
