@@ -18,7 +18,7 @@ from analyzers.kinds import OUR_KINDS
 from analyzers.plugin_calls.named import MAX_IN_VERDICT, failed_plugin, first_of, folded
 from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
-from analyzers.wording import ranks_text
+from analyzers.wording import counted, ranks_text
 
 __all__ = ["ALREADY_OVER", "LISTED_BELOW", "outcome", "verdict", "without_unjudged"]
 
@@ -83,7 +83,8 @@ def verdict(
     if incomplete:
         clean = f"Nothing was found{seen} in the records that are left."
     if "straggler" in unjudged and not facts.get("steps"):
-        clean = f"Nothing was found{seen}, but no step is recorded."
+        lost = _lost_steps(facts)
+        clean = f"Nothing was found{seen}, but no step is recorded{f': {lost}' if lost else ''}."
     if facts.get("is_judged") is False or (not extent and _nothing_read(facts)):
         clean, missing = _nothing_judged(findings, facts), ""
     if facts.get("ended") == "failed":  # a failed run must never be reported with "no problems found"
@@ -208,8 +209,16 @@ def _not_recorded(findings: Sequence[Finding], unjudged: Collection[str], facts:
         return f"{ranks_text(silent)} left no records of steps"
     if "rank_lost" in unjudged and facts.get("steps") and not facts.get("ended"):
         return "how the ranks ended could not be checked"
+    if lost := _lost_steps(facts):
+        return lost
     has_peers = (facts.get("num_ranks") or 0) > 1 and facts.get("steps")
     return "hangs could not be checked" if has_peers and "hang" in unjudged else ""
+
+
+def _lost_steps(facts: Mapping[str, Any]) -> str:
+    """Clause on records of steps that the ranks could not write; empty if none."""
+    lost = counted((facts.get("dropped_records") or {}).get("steps"), "record")
+    return f"{lost} of steps could not be written to the disk" if lost else ""
 
 
 def _gain(findings: Sequence[Finding], what_if: WhatIf | None) -> str:

@@ -72,7 +72,10 @@ def open_recorder(
             run_dir=Path(run_dir) if run_dir is not None else None,
         )
     except (OSError, RunError) as error:
-        logger.warning("rankscope does not record: %s", error)
+        why = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            why = f"{error.filename}: {error.strerror}; choose another run_dir"
+        logger.warning("rankscope does not record: %s", why)
         return None
     directory = run.rank_dir(attempt, identity.rank)
     pids = pids_of_rank(directory / "events.jsonl")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import mmap
 import operator
 import os
@@ -47,6 +48,9 @@ DROPPED_OFFSET = 24
 JSON_OFFSET = HEADER_PREFIX.size
 RETRY_RECORDS = 1024  # records dropped between two attempts to reserve a segment on a full disk
 
+logger = logging.getLogger("rankscope.probes")
+_reported: set[Path] = set()
+"""Folders of ranks for which lost records have been logged."""
 _FORMATS = {"i64": "q", "f64": "d", "i32": "i", "name": "I", "bool": "b"}
 
 
@@ -257,8 +261,9 @@ class TapeWriter:
                 first = number
             try:
                 segment = self._new_segment(first)
-            except OSError:
+            except OSError as error:
                 self._retry_at = number + RETRY_RECORDS
+                self._report(error)
                 self._count_dropped()
                 return None
             if self._current.last > 0:
@@ -267,6 +272,15 @@ class TapeWriter:
             self._current = segment
             self._retry_at = 0
             return segment
+
+    def _report(self, error: OSError) -> None:
+        """Log once per folder that records are lost, since a full disk stops all tapes of the rank."""
+        if self._directory not in _reported:
+            _reported.add(self._directory)
+            with contextlib.suppress(Exception):  # handlers of the program may fail
+                logger.warning(
+                    "rankscope loses records that it cannot write to %s: %s", self._directory, error.strerror
+                )
 
     def _count_dropped(self) -> None:
         self.dropped += 1

@@ -40,6 +40,18 @@ def test_what_is_missing_is_said_instead() -> None:
     assert "6 % was not measured and 30 % was host time between phases on GPU ranks" in said
 
 
+def test_steps_that_could_not_be_written_are_named() -> None:
+    lost = {"dropped_records": {"steps": 300, "spans": 900}}
+    text = "Nothing was found (50 steps, 2 ranks), but 300 records of steps could not be written to the disk."
+    assert verdict((), FACTS | lost) == text
+    unjudged = Finding.insufficient("straggler", "straggler", "Ranks were not compared: no steps are recorded.")
+    text = verdict((unjudged,), {"num_ranks": 1} | lost)
+    assert text.startswith(
+        "Nothing was found (1 rank), but no step is recorded: 300 records of steps could not be written to the disk."
+    )
+    assert verdict((), FACTS | {"dropped_records": {"of rank 0": 16}}).startswith("No problems found")
+
+
 def test_ranks_and_calls_that_left_no_records_are_named() -> None:
     silent = Finding.insufficient("coverage", "records", "Rank 5 has no step.", ranks=(5,))
     said = verdict((silent,), {"steps": 60, "num_ranks": 7})

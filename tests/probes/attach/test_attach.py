@@ -266,6 +266,16 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path, caplog
     assert "holds something that is not a run" in caplog.text
 
 
+def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    loop = Loop()
+    assert attach(loop.model, loop.optimizer, run_dir=tmp_path / "file" / "run", watch=False).run_dir is None
+    (line,) = [message for message in caplog.messages if "does not record" in message]
+    assert line == f"rankscope does not record: {tmp_path}/file/run: Not a directory; choose another run_dir"
+
+
 def test_attach_does_nothing_when_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKSCOPE_DISABLED", "1")
     loop = Loop()

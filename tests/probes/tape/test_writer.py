@@ -157,7 +157,9 @@ def test_concurrent_threads_lose_no_record(tmp_path: Path) -> None:
     assert tape.dropped == 0
 
 
-def test_a_full_disk_drops_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_drops_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     tape = _writer(tmp_path, SMALL)
     capacity = read_capacity(tmp_path, tape)
 
@@ -168,6 +170,10 @@ def test_a_full_disk_drops_and_counts(tmp_path: Path, monkeypatch: pytest.Monkey
     for step in range(1, capacity + 5):
         tape.append(COMPLETE, step, 1, 0.0, 0.0, 0)
     assert tape.dropped == 5
+    other = _writer(tmp_path, TABLES["spans"])  # another tape of the rank: one line names the disk
+    assert other.append(COMPLETE, *[0] * len(TABLES["spans"].columns)) == -1
+    (line,) = caplog.messages
+    assert line.endswith(f"{tmp_path}: No space left on device")
     (path,) = segment_paths(tmp_path, "gradients")  # the refused one is not left behind, half made
     assert read_segment(path).header.dropped == 5
     monkeypatch.undo()
