@@ -17,6 +17,17 @@ def rows_of(run: RunDir) -> dict[str, list[str]]:
         return {name: sorted(map(repr, store.rows(f"SELECT * FROM {name}"))) for name in (*TABLES, "ingest_problems")}
 
 
+def kinds_of(store: Store) -> set[str]:
+    sql = "SELECT table_type FROM information_schema.tables WHERE table_catalog = current_database()"
+    return {kind for (kind,) in store.rows(f"{sql} AND table_name IN ('steps', 'collectives', 'events')")}
+
+
+def compares_all_pairs(store: Store, sql: str) -> bool:
+    plan = str(store.rows(f"EXPLAIN {sql}")).lower()
+    assert "hash join" in plan
+    return "cross product" in plan
+
+
 @pytest.mark.parametrize("is_live", [False, True])
 def test_copies_are_the_records_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool) -> None:
     run = make_run(tmp_path, ranks=4, steps=20, nan={1: 12}, gradients_every=5)
@@ -30,15 +41,11 @@ def test_copies_are_the_records_of_the_files(tmp_path: Path, monkeypatch: pytest
 
 def test_few_rows_are_copied_and_many_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path, ranks=2, steps=20)
-
-    def kinds() -> set[str]:
-        with Store.open(run) as store:
-            sql = "SELECT table_type FROM information_schema.tables WHERE table_catalog = current_database()"
-            return {kind for (kind,) in store.rows(f"{sql} AND table_name IN ('steps', 'collectives', 'events')")}
-
-    assert kinds() == {"BASE TABLE"}
-    monkeypatch.setattr(views, "_FEW_ROWS", 30)
-    assert kinds() == {"VIEW"}
+    with Store.open(run) as store:
+        assert kinds_of(store) == {"BASE TABLE"}
+    monkeypatch.setattr(views, "_FEW_ROWS", 3)
+    with Store.open(run) as store:
+        assert kinds_of(store) == {"VIEW"}
 
 
 def test_few_rows_are_queried_on_one_thread_with_the_passes_that_they_need(
@@ -53,8 +60,24 @@ def test_few_rows_are_queried_on_one_thread_with_the_passes_that_they_need(
         assert not {"filter_pushdown", "unused_columns", "deliminator"} & set(left_out.split(","))
         assert store.rows("SELECT current_setting('threads')") == [(1,)]
         (few,) = store.rows(joined)
-        assert "CROSS_PRODUCT" not in str(store.rows(f"EXPLAIN {joined}"))
-    monkeypatch.setattr(views, "_FEW_ROWS", 30)
+        assert not compares_all_pairs(store, joined)
+    monkeypatch.setattr(views, "_FEW_ROWS", 3)
     with Store.open(run) as store:
         assert store.rows(setting) == [("",)]
         assert store.rows(joined) == [few]
+
+
+def test_more_rows_are_copied_for_many_queries_and_joined_in_a_good_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, ranks=2, steps=20)
+    joined = "SELECT count(*) FROM steps a, collectives b, spans c WHERE a.start_ns = c.start_ns AND b.step = c.step"
+    monkeypatch.setattr(views, "_FEW_ROWS", 60)
+    with Store.open(run) as store:
+        assert kinds_of(store) == {"BASE TABLE"}
+        assert not compares_all_pairs(store, joined)
+        (found,) = store.rows(joined)
+    monkeypatch.setattr(views, "_FEW_ROWS", 10_000)
+    with Store.open(run) as store:
+        assert compares_all_pairs(store, joined)
+        assert store.rows(joined) == [found]
