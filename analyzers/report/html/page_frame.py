@@ -12,6 +12,7 @@ are made visible, and very long texts are cut. The page's Content-Security-Polic
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, pass_context
+from jinja2.runtime import Context
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
@@ -85,12 +87,9 @@ class FigurePage:
         """The page, UTF-8. `values`: the variables of the template `page/page.html.j2`. `explains`: anchors of the
         runbook sections that the page contains."""
         runbook = RunbookPart(explains)
-        environment = Environment(
-            loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
-        )
-        environment.filters["linked"] = lambda value: runbook.linked(_shown(value))
-        text = environment.get_template("page.html.j2").render(
+        text = _template().render(
             **values,
+            links=runbook,
             runbook=runbook.sections,
             css=Markup((PAGE / "page.css").read_text(encoding="utf-8")),
             js=Markup((PAGE / "page.js").read_text(encoding="utf-8")),
@@ -99,6 +98,22 @@ class FigurePage:
             all_figures=self.figures,
         )
         return text.encode("utf-8", "replace")
+
+
+@functools.cache
+def _template() -> Template:
+    """The page's template, compiled once in a process: that takes a tenth of the time of a page."""
+    environment = Environment(
+        loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
+    )
+    environment.filters["linked"] = _linked
+    return environment.get_template("page.html.j2")
+
+
+@pass_context
+def _linked(context: Context, value: Any) -> Markup:
+    links: RunbookPart = context["links"]
+    return links.linked(_shown(value))
 
 
 def _shown(value: Any) -> Any:
