@@ -5,7 +5,9 @@ The recorder counts steps from 1, the recorded loop from 0: what it did in its s
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -23,8 +25,16 @@ HEALTHY = ("none", "fsdp2_none", "healthy_time_sliced")
 
 
 def diagnosis_of(name: str, into: Path) -> Diagnosis:
+    """Of a copy of the recording, which stays in `into`."""
     with diagnosed_run(RunDir.open(copy_gpu_run(name, into)), is_over=True) as (_, diagnosis):
         return diagnosis
+
+
+@cache
+def diagnosis_once(name: str) -> Diagnosis:
+    """For recordings that several tests look at."""
+    with TemporaryDirectory() as folder:
+        return diagnosis_of(name, Path(folder))
 
 
 def only(name: str, into: Path) -> Finding:
@@ -40,8 +50,8 @@ def test_a_device_that_stands_still_is_named_though_its_host_is_three_steps_ahea
     assert "it never started all_reduce #102 (group world:0-1), although its host is at step 28" in finding.summary
 
 
-def test_a_host_that_sleeps_is_no_stuck_device(tmp_path: Path) -> None:
-    finding = only("hang", tmp_path)
+def test_a_host_that_sleeps_is_no_stuck_device() -> None:
+    (finding,) = diagnosis_once("hang").fired
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("hang", "not_entered", (1,), 26)
     assert "gpu_loop.py:62" in finding.summary
 
@@ -54,8 +64,8 @@ def test_a_step_whose_calls_a_rank_left_out_is_out_of_sync(tmp_path: Path) -> No
     assert (finding.evidence["steps_before"], finding.evidence["steps_since"]) == (24, 18)
 
 
-def test_an_assertion_in_a_kernel_is_one_finding_and_blames_no_device(tmp_path: Path) -> None:
-    diagnosis = diagnosis_of("illegal", tmp_path)
+def test_an_assertion_in_a_kernel_is_one_finding_and_blames_no_device() -> None:
+    diagnosis = diagnosis_once("illegal")
     (finding,) = diagnosis.fired
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("rank_lost", "exception", (1,), 25)
     assert "device-side assert triggered (gpu_loop.py:66 in <module>)" in finding.summary
@@ -63,8 +73,8 @@ def test_an_assertion_in_a_kernel_is_one_finding_and_blames_no_device(tmp_path: 
     assert not [found for found in diagnosis.findings if found.kind == "xid"]
 
 
-def test_the_log_adds_the_text_of_the_assertion_to_the_same_finding(tmp_path: Path) -> None:
-    of_run = diagnosis_of("illegal", tmp_path)
+def test_the_log_adds_the_text_of_the_assertion_to_the_same_finding() -> None:
+    of_run = diagnosis_once("illegal")
     of_log = diagnose_files([gpu_recording("illegal") / "log"])
     (finding,) = conclude(join_recorded(of_run.findings, of_log.findings), of_run.run).fired
     assert (finding.kind, finding.ranks, finding.first_step) == ("rank_lost", (1,), 25)
@@ -73,7 +83,7 @@ def test_the_log_adds_the_text_of_the_assertion_to_the_same_finding(tmp_path: Pa
 
 
 def test_dumps_of_a_hang_that_the_run_recorded_are_evidence_of_it(tmp_path: Path) -> None:
-    of_run = diagnosis_of("hang", tmp_path)
+    of_run = diagnosis_once("hang")
     job = Job(2)
     job.steps(3)
     job.collective("all_reduce", ranks=[0])
