@@ -50,21 +50,22 @@ def test_the_page_holds_both_runs(runs: tuple[RunDir, RunDir], tmp_path: Path) -
 
 
 def test_a_page_is_green_only_if_the_speeds_were_compared_and_the_second_run_ended_well(tmp_path: Path) -> None:
-    def marked(ranks: int, steps: int, **more: Any) -> str:
-        sides = []
-        for name, made in (("a", {}), ("b", more)):
-            run = make_run(tmp_path / f"{name}-{steps}-{len(more)}", ranks=ranks, steps=steps, **made)
-            store = opened.enter_context(Store.open(run))
-            sides.append(Side(source=store, manifest=run.manifest(), diagnosis=diagnose(store, run.manifest())))
-        elements = Elements(render(compare(*sides), *sides))
+    def side(steps: int, **more: Any) -> Side:
+        run = make_run(tmp_path / f"{steps}-{len(more)}", ranks=2, steps=steps, **more)
+        store = opened.enter_context(Store.open(run))
+        return Side(source=store, manifest=run.manifest(), diagnosis=diagnose(store, run.manifest()))
+
+    def marked(before: Side, after: Side, *, is_compared: bool = True) -> str:
+        elements = Elements(render(compare(before, after), before, after))
         (verdict,) = (of["class"] for _, of in elements.found if "verdict" in str(of.get("class")))
-        assert ("The speeds were not compared." in elements.text) == (steps < 20)
+        assert ("The speeds were not compared." in elements.text) == (not is_compared)
         return str(verdict).removeprefix("card verdict ")
 
     with ExitStack() as opened:
-        assert marked(2, 60) == "clean"
-        assert marked(2, 5) == "unjudged"
-        assert marked(2, 60, end="failed") == "failed"
+        long, short = side(60), side(5)
+        assert marked(long, long) == "clean"
+        assert marked(short, short, is_compared=False) == "unjudged"
+        assert marked(long, side(60, end="failed")) == "failed"
 
 
 def test_json_stays_json(runs: tuple[RunDir, RunDir], tmp_path: Path) -> None:
