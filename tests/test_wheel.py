@@ -132,11 +132,13 @@ PROGRAMS = sorted((ROOT / "examples" / "api").glob("*.py"))
 )
 NOT_INSTALLED = ("to_arrow", "to_pandas", "to_polars", "one.figure", "one.parameters")
 """Members whose types come from packages that are not in the wheel's environment, or have no types."""
+TYPES = ROOT / "build" / "types-of-wheel"
+"""Mypy's cache, kept for the next run of the tests: it recognises a file by its content, wherever it is installed."""
 
 
 def check_types(installed: Path, files: list[Path], cwd: Path) -> str:
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", str(installed)]
-    command += [f"--cache-dir={cwd / 'mypy'}", *map(str, files)]
+    command += [f"--cache-dir={TYPES}", *map(str, files)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
