@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from analyzers.compare.two_runs import Comparison, Side, compare
-from analyzers.diagnose import diagnose
+from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.report.terminal.compare_text import manifest_tables, render, tables
 from probes.tape.rundir import RunDir
 from store import Store
@@ -24,12 +24,17 @@ def config(**optim: float) -> dict[str, Any]:
     return {"config": {"optim": optim, "model": {"dim": 64}}, "versions": {"torch": "2.13.0"}}
 
 
+_diagnoses: dict[Path, Diagnosis] = {}
+"""Of runs that a test compares with several others."""
+
+
 def compared(a: RunDir, b: RunDir) -> Comparison:
     with Store.open(a) as store_a, Store.open(b) as store_b:
-        sides = [
-            Side(source=store, manifest=run.manifest(), diagnosis=diagnose(store, run.manifest()))
-            for run, store in ((a, store_a), (b, store_b))
-        ]
+        sides = []
+        for run, store in ((a, store_a), (b, store_b)):
+            if run.path not in _diagnoses:
+                _diagnoses[run.path] = diagnose(store, run.manifest())
+            sides.append(Side(source=store, manifest=run.manifest(), diagnosis=_diagnoses[run.path]))
         return compare(*sides)
 
 
