@@ -22,6 +22,7 @@ from store import Ingester, Store, StoreCorruptError, StoreError, catch_up
 from store.ingest import rank_folders
 from tests.depth import tried
 from tests.factories import RankWriter, empty_run, make_run
+from tests.forked import ForkedPython
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = Path("/etc/hostname")
@@ -257,9 +258,8 @@ def test_concurrent_readers_see_whole_ticks(tmp_path: Path) -> None:
             failures.append(error)
             raise
 
-    other = subprocess.Popen(
+    other = ForkedPython(
         [
-            sys.executable,
             "-c",
             "import sys\nfrom pathlib import Path\nfrom probes.tape.rundir import RunDir\nfrom store import Store\n"
             "run = RunDir.open(Path(sys.argv[1]))\n"
@@ -268,7 +268,7 @@ def test_concurrent_readers_see_whole_ticks(tmp_path: Path) -> None:
             "        print(store.rows('SELECT count(*) FROM gradients')[0][0], flush=True)\n",
             str(run.path),
         ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
+import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -26,6 +26,7 @@ from store.ingest.rank_folders import NodeFolders
 from store.ingest.read_positions import ReadState
 from store.ingest.tail import NewRecords, Tail
 from tests.factories import RankWriter, empty_run, make_run
+from tests.forked import ForkedPython
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -62,10 +63,8 @@ def contents(run: RunDir) -> dict[str, list[tuple[object, ...]]]:
         return {name: sorted(map(repr, store.rows(f"SELECT * FROM {name}"))) for name in TABLES}
 
 
-def in_background(code: str, *arguments: object) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+def in_background(code: str, *arguments: object, **options: Any) -> ForkedPython:
+    return ForkedPython(["-c", code, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True, **options)
 
 
 def test_a_killed_ingester_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
@@ -292,13 +291,7 @@ def test_a_store_held_by_a_reader_is_written_later(tmp_path: Path) -> None:
     )
     with Store.open(run):
         pass
-    reader = subprocess.Popen(
-        [sys.executable, "-c", code, str(run.path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    reader = in_background(code, run.path, stdin=subprocess.PIPE)
     assert reader.stdout is not None
     assert reader.stdout.readline() == "20\n"
     with Ingester(run, wait_s=0.05) as ingester:
@@ -380,9 +373,14 @@ with Ingester(run) as ingester:
 """
 
 
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return make_run(tmp_path_factory.mktemp("long"), steps=1000)
+
+
 @pytest.mark.parametrize("limit", [0, 5_000, 100_000])
-def test_a_full_disk_loses_nothing(tmp_path: Path, limit: int) -> None:
-    run = make_run(tmp_path, steps=1000)
+def test_a_full_disk_loses_nothing(tmp_path: Path, long_run: RunDir, limit: int) -> None:
+    run = RunDir.open(shutil.copytree(long_run.path, tmp_path / "run"))
     process = in_background(TICK_WITHOUT_ROOM, run.path, limit)
     output, _ = process.communicate()
     assert output == "refused\n" * 3 + "4000\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from probes.tape.attempts import is_closed
 from probes.tape.rundir import RunDir
 from store import Store, catch_up
 from tests.factories import make_run
+from tests.forked import ForkedPython
 
 FINAL_POLL_S = 100.0
 ROOT = Path(__file__).parents[3]
@@ -32,10 +32,10 @@ with Ingester(RunDir.open(Path(sys.argv[1])), role="watch") as ingester:
 
 
 @contextmanager
-def watch_that_has_not_read_yet(run: RunDir) -> Iterator[subprocess.Popen[str]]:
+def watch_that_has_not_read_yet(run: RunDir) -> Iterator[ForkedPython]:
     """It reads when it is sent a line, and leaves."""
-    command = [sys.executable, "-c", WATCH, str(run.path)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = ["-c", WATCH, str(run.path)]
+    with ForkedPython(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline() == "there\n"
         try:
