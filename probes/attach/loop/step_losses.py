@@ -17,7 +17,7 @@ sum of the losses divided by the sum of the counts.
 Several losses of one forward pass are parts of one loss and are summed. Losses belong to one pass if no forward pass
 lies between their backward passes, or if no model was called twice (a backbone and a head per task may be separate
 models). A loop that calls `model.forward` shows no forward pass. There, a backward pass that frees its graph is the
-last of its forward pass.
+last of its forward pass. `torch.distributed.pipelining` passes a list: the loss of one micro-batch.
 
 Passes with different weights, as in sharpness-aware minimization and line searches, are not micro-batches. The step's
 loss is the first loss, computed with the weights before the update and returned by these optimizers. A NaN gradient in
@@ -205,15 +205,27 @@ class StepLosses:
         **unused: Any,
     ) -> None:
         """Note a backward pass, with the arguments of `torch.autograd.backward`."""
-        root = tensors
-        if not isinstance(root, Tensor) or root.numel() != 1:
+        is_list = isinstance(tensors, (list, tuple))
+        roots = list(tensors) if is_list else [tensors]
+        if not roots or not all(isinstance(root, Tensor) and root.numel() == 1 for root in roots):
             return
+        if is_list:
+            if not isinstance(grad_tensors, (list, tuple, type(None))) or any(
+                one is not None for one in grad_tensors or ()
+            ):
+                return  # outputs of a stage of a pipeline, with the gradients that the next stage has sent
+            self._follows_forward = True  # its last stage makes the forward passes of several micro-batches first
         if not self._losses:  # the forward pass may have been counted for the previous step
             self._unseen = 0 if self._forwards else 1
         if self._follows_forward or not self._losses or not (self._forwards or self._keeps_graph):
             self._groups += 1
         self._follows_forward = False
         self._keeps_graph = create_graph if retain_graph is None else retain_graph
+        for root in roots:
+            self._add(root)
+
+    def _add(self, root: Tensor) -> None:
+        """Note a loss of the newest pass."""
         loss = self._scaling.unscaled(root)
         # A scaler made the last operation of the loss.
         last = root.grad_fn if loss is root else _input_of(root.grad_fn)

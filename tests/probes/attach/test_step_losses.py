@@ -257,3 +257,32 @@ def test_the_loss_before_the_first_of_several_updates_is_kept(order: str, tmp_pa
     detach()
     first = rows(tmp_path / "run", f"SELECT value FROM scalars WHERE name = '{FIRST_LOSS}' ORDER BY step DESC LIMIT 3")
     assert first == [(float(number),) for number in (9, 8, 7)]
+
+
+@pytest.mark.parametrize("calls", ["forward_first", "in_turn", "together"])
+def test_losses_that_are_given_as_a_list_are_those_of_a_pipelines_last_stage(calls: str, tmp_path: Path) -> None:
+    """`torch.distributed.pipelining` runs a backward pass for each micro-batch; a stage before it has no loss."""
+    stage = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+    attach(stage, optimizer, run_dir=tmp_path / "run", watch=False)
+    expected: list[float] = []
+    for _ in range(3):
+        received = [torch.randn(1, 4) for _ in range(4)]
+        losses: list[Tensor] = []
+        for one in received:
+            losses.append(stage(one).square().mean())
+            if calls == "in_turn":
+                torch.autograd.backward([losses[-1]], grad_tensors=[None])
+        for loss in losses if calls == "forward_first" else []:
+            torch.autograd.backward([loss], grad_tensors=[None])
+        if calls == "together":
+            torch.autograd.backward(losses)
+        output = nn.Linear(4, 1)(torch.ones(1, 4))
+        torch.autograd.backward([output], grad_tensors=[torch.ones(1, 1)])
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(sum(loss.item() for loss in losses) / (1 if calls == "together" else 4))
+    detach()
+    assert [loss for (loss,) in rows(tmp_path / "run", "SELECT loss FROM steps ORDER BY step")] == pytest.approx(
+        expected
+    )
