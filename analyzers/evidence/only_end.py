@@ -111,7 +111,7 @@ def _hang_before_end(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _setup_before_death(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
     """Put a failed connection ahead of the end of the process that reported it. A process that only exited may be the
-    one of a line without a rank; a crash has to be of the same process.
+    one of a line that names no process; a peer of a process that ended does not reach it, either.
     """
     if not candidates or candidates[0].rank_class != "death" or candidates[0].cause not in ("exit", "signal"):
         return list(candidates)
@@ -132,7 +132,7 @@ def _are_of_one_process(line: LogLine, last: LogLine, end: Candidate) -> bool:
         return line.pid == last.pid
     if line.rank is not None and end.ranks:
         return line.rank in end.ranks
-    return end.cause == "exit"
+    return end.cause == "exit" and line.pid is None and line.rank is None
 
 
 def _connection_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:

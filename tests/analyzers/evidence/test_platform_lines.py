@@ -129,6 +129,13 @@ def test_an_address_that_a_process_did_not_find_before_it_exited(tmp_path: Path)
     assert diagnosed(tmp_path, "job.log", ended + text).fired[0].cause == "exit"
 
 
+def test_a_peer_that_no_longer_reaches_a_process_that_exited_is_not_the_cause(tmp_path: Path) -> None:
+    refused = "(Worker pid=77, ip=10.0.0.1) Failed to connect to client mesh master: tpu-head:56419\n"
+    ended = "Exception: process 3 terminated with exit code 17\n"
+    first = diagnosed(tmp_path, "job.log", refused + ended).fired[0]
+    assert (first.cause, first.ranks) == ("exit", (3,))
+
+
 IB = "gpu1:132{n}:167{n} [0] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : {event}\n"
 
 
