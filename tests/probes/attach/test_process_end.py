@@ -150,7 +150,7 @@ def test_the_traceback_of_an_interrupt_has_frames_of_the_script_only(tmp_path: P
         "import os, signal\ntrain(2)\nmodel.register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGINT))\n"
         "train(1)"
     )
-    _, _, error = ended(tmp_path, end, by="run", forked=False)
+    _, _, error = ended(tmp_path, end, by="run")
     assert "train.py" in error
     assert "\nKeyboardInterrupt\n" in error
     assert "attached_script.py" not in error

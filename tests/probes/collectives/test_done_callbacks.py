@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from probes.collectives import call_records
 from probes.collectives.done_callbacks import DoneCallbacks
 from probes.collectives.gradients import backward_wait
+from tests.forked import ForkedPython
 from tests.probes.recorded_world import recorded_world
 from tests.processes import run_ranks
 
@@ -67,10 +68,14 @@ model(torch.ones(1, 4)).sum().backward()
 
 
 def test_a_process_ends_well_although_a_callback_has_just_begun(tmp_path: Path) -> None:
-    """Real interpreters: as it ends, Python ends a thread that asks for the GIL, and pybind11 aborts the process."""
+    """A real interpreter: as it ends, Python ends a thread that asks for the GIL, and pybind11 aborts the process.
+
+    Its peer is a fork, which ends without that.
+    """
+    words = [["-c", _SCRIPT, str(tmp_path), str(rank)] for rank in range(2)]
     ranks = [
-        subprocess.Popen([sys.executable, "-c", _SCRIPT, str(tmp_path), str(rank)], cwd=ROOT, stderr=subprocess.PIPE)
-        for rank in range(2)
+        subprocess.Popen([sys.executable, *words[0]], cwd=ROOT, stderr=subprocess.PIPE),
+        ForkedPython(words[1], cwd=ROOT, stderr=subprocess.PIPE),
     ]
     errors = [rank.communicate(timeout=100)[1].decode() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors

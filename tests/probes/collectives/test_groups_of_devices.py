@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +27,7 @@ from probes.collectives.wrapped import RecordedGroup, install, uninstall
 from probes.tape.events import read_events
 from probes.tape.format.writer import COMPLETE
 from probes.tape_recorder import TapeRecorder
+from tests.forked import run_python
 from tests.probes.recorded_world import rows
 from tests.processes import run_ranks
 from tests.waiting import wait_for
@@ -137,8 +136,7 @@ def test_recorded_groups_split_and_merge(tmp_path: Path) -> None:
 
     In a process of its own: torch 2.13 also segfaults, without us, where another gloo group was destroyed before.
     """
-    command = [sys.executable, "-c", _SPLIT_AND_MERGE, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=Path.cwd())
+    done = run_python(["-c", _SPLIT_AND_MERGE, str(tmp_path)])
     assert done.stdout.split() == ["RecordedGroup", "RecordedGroup", "half", "whole", "0"], done.stderr
     assert {row["shape"] for row in rows(tmp_path, "collectives")} == {"3", "5"}
 

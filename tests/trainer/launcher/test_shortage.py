@@ -17,6 +17,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK
 from tests.factories import empty_run
+from tests.forked import run_python
 from tests.trainer.launcher.stop_actions import NoActions
 from trainer.config.config import Config
 from trainer.exit_codes import EXIT_FAILED
@@ -117,8 +118,7 @@ main()
 
 
 def test_the_command_names_the_limit_and_not_the_disk(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _TRAIN, "7", "train", "--set", f"run.dir={tmp_path}"]
-    done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    done = run_python(["-c", _TRAIN, "7", "train", "--set", f"run.dir={tmp_path}"], cwd=tmp_path)
     assert (
         done.stderr
         == "rankscope: no file can be opened. Limits: 7 per process (`ulimit -n`). Raise it, then try again.\n"

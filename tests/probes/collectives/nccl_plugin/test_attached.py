@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from probes.tape.rundir import RunDir
 from store.reader import Store
+from tests.forked import run_python
 
 ROOT = Path(__file__).resolve().parents[4]
 SCRIPT = """
@@ -40,8 +39,7 @@ def test_calls_of_an_attached_script_belong_to_its_steps(plugin_library: Path, t
         "RANKSCOPE_NCCL_PLUGIN": str(plugin_library),
         "RANKSCOPE_FAIL_LOUD": "1",
     }
-    words = [sys.executable, "-m", "rankscope.attached_script", "train.py"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110)
+    done = run_python(["-m", "rankscope.attached_script", "train.py"], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     run = RunDir.open(tmp_path / "run")
     with Store.open(run) as store:

@@ -16,6 +16,7 @@ from probes.tape.format.reader import read_segment
 from probes.tape.rundir import RunDir
 from store.ingest.ingest import Ingester
 from store.reader import Store
+from tests.forked import run_python
 from tests.waiting import wait_for
 
 # A launcher that is asked to end before it knows the child's pid: by then the child has set its trap.
@@ -121,12 +122,10 @@ def test_program_that_is_not_there(plugin_library: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_command_runs_a_program(driver: Path, plugin_library: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rankscope", "run", "--nproc-per-node", "2", "--no-python", "--run-dir", "run"]
+    command = ["-m", "rankscope", "run", "--nproc-per-node", "2", "--no-python", "--run-dir", "run"]
     words = [*command, str(driver), str(plugin_library), "6", "1", "50", "check"]
     environment = os.environ | {"RANKSCOPE_NCCL_PLUGIN": str(plugin_library)}
-    done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
-    )
+    done = run_python(words, cwd=tmp_path, env=environment, forks_python=True)
     assert done.returncode == 0, done.stderr
     assert kinds(tmp_path / "run") == [
         "rank",
