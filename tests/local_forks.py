@@ -7,6 +7,8 @@
 take as long as the rest of the run. The forks come from a small server that was forked from the caller; each becomes a
 child of the caller, which is a child subreaper, as with the ranks of `trainer.launcher.processes.zygote`. Ranks that
 torchrun starts are forked, too. A command with options that are not known here starts an interpreter.
+
+    monkeypatch.setattr("trainer.replay.session.subprocess", forking_subprocess())    # of one module, in a test
 """
 
 from __future__ import annotations
@@ -20,16 +22,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["fork_python", "python_arguments"]
+__all__ = ["fork_python", "forking_subprocess", "python_arguments"]
 
 MAX_MESSAGE_BYTES = 1 << 20
 _FLAGS = frozenset({"-P", "-u"})
 _MODULES = frozenset(
     {
         "rankscope", "rankscope.attached_script", "rankscope.worker", "trainer.launcher.processes.prefork",
-        "trainer.launcher.processes.zygote", "trainer.rank.worker", "watch.node_process",
+        "trainer.launcher.processes.zygote", "trainer.rank.worker", "trainer.replay.rank_process",
+        "watch.exporting.trackers.follow", "watch.node_process",
     }
 )  # fmt: skip
 """Modules that import torch or most of the project; a `rankscope` command forks its children in turn."""
@@ -71,6 +75,18 @@ def fork_python() -> None:
         self._child_created = True  # type: ignore[attr-defined]
 
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+
+def forking_subprocess() -> SimpleNamespace:
+    """What stands for `subprocess` in a module of ours: the interpreters that it starts are forks of the server."""
+    from tests.forked import ForkedPython
+
+    def popen(command: Sequence[str], *, start_new_session: bool = True, **more: Any) -> ForkedPython:
+        arguments = python_arguments(command)
+        assert arguments is not None, command
+        return ForkedPython(arguments, **more)  # which has a session of its own anyway
+
+    return SimpleNamespace(**vars(subprocess) | {"Popen": popen})
 
 
 def python_arguments(command: Sequence[Any]) -> list[str] | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,8 +13,7 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.e2e.launched import STARTED
-from tests.forked import ForkedPython
-from tests.local_forks import python_arguments
+from tests.local_forks import forking_subprocess
 
 TOLERANCE = 0.005
 
@@ -40,16 +36,7 @@ def nothing_is_left_running(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def forked_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `start_watch` fork: the imports of a watch cost more than what it does in a minute."""
-
-    def popen(command: Sequence[str], *, start_new_session: bool, pass_fds: Sequence[int], **more: Any) -> ForkedPython:
-        arguments = python_arguments(command)
-        assert arguments is not None
-        assert start_new_session  # which a fork has anyway
-        assert not pass_fds
-        return ForkedPython(arguments, **more)
-
-    forking = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
-    monkeypatch.setattr("probes.attach.launch.watch_process.subprocess", forking)
+    monkeypatch.setattr("probes.attach.launch.watch_process.subprocess", forking_subprocess())
 
 
 def check_account(run: RunDir) -> None:

@@ -17,6 +17,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
 from tests.e2e.launched import start
 from tests.factories import make_run
+from tests.local_forks import forking_subprocess
 from tests.waiting import wait_for
 from tests.wandb_file import alerts, history, summary, wandb_file, wandb_records
 from watch.exporting.trackers import processes
@@ -70,6 +71,12 @@ def test_both_trackers_are_written_while_the_run_trains(tmp_path: Path, monkeypa
     assert [row["step"] for row in history(records) if "train/loss" in row] == trained
     assert alerts(records).count(("WARN", "non_finite")) == fired == 1
     assert summary(records)["last_step"] == trained[-1]
+
+
+@pytest.fixture(autouse=True)
+def forked_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that this process starts; a run's watch starts interpreters."""
+    monkeypatch.setattr(processes, "subprocess", forking_subprocess())
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from probes.guard.decisions import RunStopped
 from probes.tape.rundir import RunDir
 from rankscope.cli import app
 from tests.depth import usually
+from tests.local_forks import forking_subprocess
 from tests.processes import run_ranks
 from tests.rankscope.test_json_schema import checked
 from tests.trainer.training_runs import run_loop, small, with_steps
@@ -107,7 +108,10 @@ def test_absurd_weights_come_back_on_their_state_only(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [name for name in ("sharded", "pieces") if name in _runs()])
-def test_what_is_shared_takes_as_many_processes_as_the_run_had_ranks(runs: Path, run: str) -> None:
+def test_what_is_shared_takes_as_many_processes_as_the_run_had_ranks(
+    runs: Path, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.replay.session.subprocess", forking_subprocess())
     found = replayed(runs / run, 6, "--format", "json")
     assert found["num_processes"] == 2
     assert (found["step_kind"], found["state_step"], found["steps_recomputed"]) == ("healthy", 4, 1)
