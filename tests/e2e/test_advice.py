@@ -8,8 +8,9 @@ from pathlib import Path
 from tests.e2e.launched import start, train, unhurried
 
 # Longer than the 8 s that a busy watch rests between two looks.
+STEPS, STEP_S = 40, 0.3
 EVERY_STEP = [
-    "train.steps=110",
+    f"train.steps={STEPS}",
     "parallel.dp_replicate=1",
     "parallel.dp_shard=2",
     "train.eval_interval=1",
@@ -20,7 +21,7 @@ EVERY_STEP = [
 
 def test_a_run_that_leaves_its_plan_is_told_while_it_trains(tmp_path: Path) -> None:
     """An evaluation in each step gathers the parameters more often than the plan says, which counts training alone."""
-    run = train(tmp_path, "two", settings=EVERY_STEP, faults=unhurried(2, steps=110))
+    run = train(tmp_path, "two", settings=EVERY_STEP, faults=unhurried(2, steps=STEPS, seconds=STEP_S))
     lines = [line for line in run.output.splitlines() if line.startswith("ADVICE")]
     (line,) = [line for line in lines if "differs from its plan" in line]
     assert re.search(r"all_gather [\d.]+ [KM]iB instead of [\d.]+ [KM]iB \(\+\d+ %\)", line)

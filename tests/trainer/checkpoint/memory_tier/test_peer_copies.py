@@ -35,7 +35,8 @@ from trainer.config.config import Config
 from trainer.rank.loop import Session
 
 pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs /dev/shm")
-STEPS = 20
+STEPS = 16
+ONE_LAYER = {"num_layers": 1}
 LAST = 15
 """Killed after this step: the copy of step 12 has just been vetted, the disk has step 8."""
 
@@ -50,7 +51,7 @@ def _clean(tmp_path: Path) -> Any:
 
 def _config(**sections: Any) -> Config:
     sections["checkpoint"] = {"interval": 8, "asynchronous": False, **sections.get("checkpoint", {})}
-    return with_steps(small(parallel={"dp_shard": 4}, **sections), STEPS)
+    return with_steps(small(model=ONE_LAYER, parallel={"dp_shard": 4}, **sections), STEPS)
 
 
 def _stand_on_node(node: int, local_rank: int) -> None:
@@ -171,7 +172,7 @@ def _without_peers(rank: int, world_size: int, folder: Path) -> None:
 def _a_peer_is_deaf(rank: int, world_size: int, folder: Path) -> list[str]:
     _stand_on_node(rank, 0)
     _without_peers(rank, world_size, folder / "without")
-    config = with_steps(small(parallel={"dp_shard": 2}), STEPS)
+    config = with_steps(small(model=ONE_LAYER, parallel={"dp_shard": 2}), STEPS)
 
     def deaf(session: Session) -> None:
         _copies_arrive(session)
