@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _join_loggers_of_torch()
     if not NIGHTLY and not any("::" in argument for argument in config.args):
         deselected = [item for item in items if item.get_closest_marker("later")]
         config.hook.pytest_deselected(items=deselected)
@@ -56,6 +58,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu_items and not _has_cuda():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _join_loggers_of_torch() -> None:
+    """Let torch's 80 loggers pass their records on to the one named `torch`, which prints them as they would.
+
+    pytest adds two handlers to each logger that does not propagate, thrice a test: half of the time of a short one.
+    """
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger) and not logger.propagate:
+            logger.handlers.clear()
+            logger.propagate = True
 
 
 def _folder(item: pytest.Item) -> str:
