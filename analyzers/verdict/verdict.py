@@ -158,7 +158,7 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
     first = problems[0]
     name, others = str(first["path"]).removesuffix("#checksum"), len(problems) - 1
     more = f", and {others} more file{'s' * (others > 1)}" if others else ""
-    return f"{INCOMPLETE}{name} {first['problem']}{more}."
+    return f"{INCOMPLETE}{name} ({first['problem']}){more}."
 
 
 def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:

@@ -145,6 +145,13 @@ def test_files_in_which_nothing_is_known_are_no_healthy_run() -> None:
     assert verdict([], facts | {"files_read": {"log": 2}}, None).startswith("No problems found")
 
 
+def test_what_is_wrong_with_a_records_file_stands_in_brackets() -> None:
+    """A problem may be a clause or a predicate, and other files are only counted."""
+    problems = [{"path": f"tapes/{name}", "problem": "3 records have a damaged state"} for name in ("a.tape", "b.tape")]
+    text = verdict([], {"steps": 40, "num_ranks": 2, "file_problems": problems})
+    assert "Records incomplete: tapes/a.tape (3 records have a damaged state), and 1 more file." in text
+
+
 def test_a_verdict_with_a_reservation_is_not_marked_as_clean() -> None:
     """256 ranks without recorded calls: nothing was found, but hangs could not be checked."""
     facts = {"steps": 1_000, "num_ranks": 256, "ended": "finished"}
