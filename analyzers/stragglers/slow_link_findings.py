@@ -139,7 +139,9 @@ def _summary(link: SlowLink) -> str:
     when = f"has been slow in communication since step {link.first_step}"
     if not link.is_ongoing:
         when = f"was slow in communication from step {link.first_step} to {link.last_step}"
-    what = f"{link.op} in {' and '.join(map(group_text, link.groups))}"
+    # Groups along several dimensions of the mesh make other calls: the operation is that of the slowest one.
+    op = link.op if len({group.partition(":")[0] for group in link.groups}) == 1 else "a call"
+    what = f"{op} in {' and '.join(map(group_text, link.groups))}"
     if link.is_pair:
         what = f"a message of {link.num_bytes / 2**10:,.0f} KiB"
     name = link.name if link.route is None else f"the link from {link.route.text},"

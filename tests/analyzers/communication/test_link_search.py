@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from analyzers.communication.link_search import find_rise
+from analyzers.scope import Scope
+from analyzers.stragglers.analyze import stragglers
+from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import simulate
 from tests.analyzers.stragglers.test_straggler import judged, stored
+from tests.support.simulator import Fault, Layout, Scenario, write
+from tests.support.simulator import simulate as simulated
 
 
 def transfers(seed: int, windows: int, *, slow_from: int | None = None, factor: float = 4.0, noise: float = 0.1):  # type: ignore[no-untyped-def]
@@ -83,3 +90,17 @@ def test_a_burst_at_the_end_of_a_short_run_is_not_a_slow_link(step_ms: int, slow
 
 def test_a_machine_without_free_cores_is_not_a_slow_link() -> None:
     assert judged(one_group(slow=True, core_wait=True)) == []
+
+
+def test_groups_of_two_dimensions_are_not_said_to_make_the_same_call(tmp_path: Path) -> None:
+    """'all_gather in dp_shard:0-3 and dp_replicate:3,7': replicas only reduce."""
+    scenario = Scenario(
+        seed=1, layout=Layout(dp_replicate=2, dp_shard=4), steps=40, backend="gloo",
+        fault=Fault(kind="slow_link", rank=3, factor=8.0),
+    )  # fmt: skip
+    with Store.open(write(simulated(scenario), tmp_path / "run")) as store:
+        (finding,) = (one for one in stragglers(store, Scope()) if one.status == "fired")
+    assert finding.ranks == (3,)
+    assert "a call in " in finding.summary
+    assert "dp_shard:0-3" in finding.summary
+    assert "dp_replicate:3,7" in finding.summary
