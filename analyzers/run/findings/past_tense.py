@@ -23,7 +23,7 @@ OVER = "Over: "
 """Start of the summary of a report that a finding is over."""
 
 _BE = {"has": "was", "have": "were"}
-_FROM_STEP = r"(?P<since>(?:since|from) step \d+(?:, the first one (?:compared|here))?|from the first step)"
+_FROM_STEP = r"(?P<since>(?:since|from) step \d+(?:, the first (?:one \w+|recorded))?|from the first step)"
 _SLOW = r"slow(?:er)?(?: \d+ times| in turn| in communication)?"
 _LASTING: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(rf"\b(?P<be>has|have) been (?P<what>{_SLOW}) {_FROM_STEP}"), "{be} {what} {since}"),

@@ -28,6 +28,8 @@ LIVE = re.compile(
         ("Rank 3 has been slow from the first step: +1 ms.", "Rank 3 was slow from the first step to 149: +1 ms."),
         ("Rank 3 has been slow since step 6, the first one compared.",
          "Rank 3 was slow from step 6, the first one compared, to 149."),
+        ("Node 2, ranks 8-11, has been slow from step 44, the first recorded: up to +41 ms.",
+         "Node 2, ranks 8-11, was slow from step 44, the first recorded, to 149: up to +41 ms."),
         ("Ranks 1 and 2 have been slow in turn since step 9.", "Ranks 1 and 2 were slow in turn from step 9 to 149."),
         ("Rank 1 has paused in 20 % of the steps since step 9.",
          "Rank 1 paused in 20 % of the steps from step 9 to 149."),
