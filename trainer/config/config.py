@@ -162,7 +162,7 @@ class ProbesConfig(Section):
     collectives: bool = True
     """Record every collective."""
     nonfinite_flags: bool = True
-    """Check each gradient buffer for NaN and Inf before it is reduced."""
+    """Check inputs of reductions, gathers and all-to-alls for NaN and Inf."""
     local_norm_interval: int = Field(default=5, ge=0)
     """Steps between measurements of each rank's gradient norm before reduction, which show the gradient's noise; 0 =
     never."""
