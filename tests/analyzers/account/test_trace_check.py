@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,14 +24,25 @@ from tests.support.captured_gpu import with_captures
 from watch.exporting.metrics.node_metrics import NodeMetrics
 
 
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], RunDir]:
+    """A recorded run with captures, written once for all tests that read it."""
+
+    @cache
+    def made(name: str, factor: float) -> RunDir:
+        return with_captures(name, tmp_path_factory.mktemp("captured"), factor=factor)
+
+    return made
+
+
 def exposed(store: Store) -> Finding:
     (found,) = [one for one in communication(store, Scope()) if one.kind == "exposed_communication"]
     return found
 
 
 @pytest.mark.parametrize("name", ["stamped_none", "stamped_fsdp2_none"])
-def test_a_trace_of_the_same_steps_agrees(name: str, tmp_path: Path) -> None:
-    with Store.open(with_captures(name, tmp_path)) as store:
+def test_a_trace_of_the_same_steps_agrees(name: str, captured: Callable[[str, float], RunDir]) -> None:
+    with Store.open(captured(name, 1.0)) as store:
         check = against_traces(store, 0)
         assert check is not None
         assert check.captures == 2
@@ -39,8 +50,10 @@ def test_a_trace_of_the_same_steps_agrees(name: str, tmp_path: Path) -> None:
         assert exposed(store).status in ("ok", "advice")
 
 
-def test_exposed_communication_that_the_trace_contradicts_is_not_judged(tmp_path: Path) -> None:
-    with Store.open(with_captures("stamped_fsdp2_none", tmp_path, factor=3.0)) as store:
+def test_exposed_communication_that_the_trace_contradicts_is_not_judged(
+    captured: Callable[[str, float], RunDir],
+) -> None:
+    with Store.open(captured("stamped_fsdp2_none", 3.0)) as store:
         found = exposed(store)
     assert found.status == "insufficient_data"
     assert "by torch's profiler" in found.summary
@@ -60,9 +73,9 @@ class _CountedRows:
         return found
 
 
-def test_only_the_captured_steps_are_read(tmp_path: Path) -> None:
+def test_only_the_captured_steps_are_read(captured: Callable[[str, float], RunDir]) -> None:
     """A run has up to hundreds of millions of rows of steps, and a capture a few."""
-    with Store.open(with_captures("stamped_none", tmp_path)) as store:
+    with Store.open(captured("stamped_none", 1.0)) as store:
         counted = _CountedRows(store)
         assert against_traces(counted, 0) is not None
         ((num_steps,),) = store.rows("SELECT count(*) FROM steps")
@@ -83,8 +96,10 @@ def answers(run: RunDir) -> tuple[dict[str, Any], str, set[str]]:
 
 
 @pytest.mark.parametrize(("factor", "is_judged"), [(1.0, True), (3.0, False)])
-def test_every_surface_gives_the_answer_of_the_finding(factor: float, is_judged: bool, tmp_path: Path) -> None:
-    account, report, metrics = answers(with_captures("stamped_fsdp2_none", tmp_path, factor=factor))
+def test_every_surface_gives_the_answer_of_the_finding(
+    factor: float, is_judged: bool, captured: Callable[[str, float], RunDir]
+) -> None:
+    account, report, metrics = answers(captured("stamped_fsdp2_none", factor))
     assert (account["communication_not_judged"] is None) == is_judged
     assert ("exposed communication (not judged)" in report) != is_judged
     assert ("rankscope_exposed_communication_ratio" in metrics) == is_judged
