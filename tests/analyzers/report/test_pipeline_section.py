@@ -25,7 +25,7 @@ PIPELINE = Layout(pp=4, dp_shard=2, microbatches=8, layers=1, schedule="1f1b")
 def diagnosed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Store, Diagnosis]]:
     rank = 4 if request.param == "uneven_stages" else 0
     fault = Fault(kind=request.param, rank=rank, step=1, factor=1.3)
-    run = write(simulate(Scenario(seed=5, layout=PIPELINE, steps=40, noise=QUIET, fault=fault)), tmp_path / "run")
+    run = write(simulate(Scenario(seed=5, layout=PIPELINE, steps=24, noise=QUIET, fault=fault)), tmp_path / "run")
     with Store.open(run) as store:
         yield request.param, store, diagnose(store, run.manifest())
 
@@ -39,7 +39,7 @@ def test_every_report_says_what_makes_the_pipeline_idle(diagnosed: tuple[str, St
     assert numbers["idle_expected_ratio"] == pytest.approx(3 / 11, abs=1e-4)
     assert max(parts, key=lambda name: parts[name]) == ("imbalance" if fault == "uneven_stages" else "data")
     assert len(numbers["idle_ratio_by_rank"]) == PIPELINE.num_ranks
-    assert len(numbers["idle_ratio_by_step"]) == 40 - SHARED.warm_up_steps
+    assert len(numbers["idle_ratio_by_step"]) == 24 - SHARED.warm_up_steps
     assert numbers["heaviest_stage"] == (2 if fault == "uneven_stages" else None)
 
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
