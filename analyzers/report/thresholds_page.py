@@ -21,6 +21,7 @@ __all__ = ["Policy", "markdown", "policies"]
 _ANALYZERS = Path(__file__).parents[1]
 _GUARD = Path(probes.__file__).parent / "guard"
 _PREFLIGHT = _ANALYZERS.parent / "trainer" / "preflight"
+_POLICY = re.compile(r"^class \w*Policy\b", re.MULTILINE)
 _CLAUSE_END = re.compile(r"(?:[:;]|(?<!e\.g)\.) (?![^(]*\))")
 """A colon, semicolon or full stop outside of parentheses."""
 
@@ -101,7 +102,10 @@ def _modules(folder: Path) -> list[Path]:
 
 
 def _in_module(path: Path, root: Path) -> Iterator[Policy]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    source = path.read_text(encoding="utf-8")
+    if not _POLICY.search(source):
+        return  # as most modules, whose parsing would take a second
+    for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and node.name.endswith("Policy"):
             thresholds = tuple(_thresholds(node))
             if thresholds:
