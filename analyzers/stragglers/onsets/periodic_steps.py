@@ -62,13 +62,16 @@ def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | N
     return [] if rhythm is None else [rhythm_finding(rhythm)]
 
 
-def find_rhythm(step: Ints, took_ms: Floats, policy: PeriodicPolicy) -> Rhythm | None:
-    """Find the interval at which steps are slow; `step` in order. Pure."""
+def find_rhythm(step: Ints, took_ms: Floats, policy: PeriodicPolicy, *, typical: bool = False) -> Rhythm | None:
+    """Find the interval at which steps are slow; `step` in order. `typical`: steps that are slower by less than half as
+    much as the median slow step do not count, because a machine's pauses fall between those of an interval. Pure."""
     if len(step) < 2 * SHARED.history:
         return None
     usual_ms = float(np.median(took_ms))
     slow = took_ms >= SHARED.slow_factor * usual_ms
     usual_ms = float(np.median(took_ms[~slow])) if not slow.all() else 0.0
+    if typical and slow.any():
+        slow = took_ms >= usual_ms + SHARED.explained_ratio * (float(np.median(took_ms[slow])) - usual_ms)
     stride = max(1, int(np.median(np.diff(step))))
     starts = slow & ~np.append(False, slow[:-1])
     slow_at = step[starts]

@@ -67,8 +67,10 @@ def _periodic(source: Source, scope: Scope) -> list[Finding]:
         [attempt, scope.since_step, max(1, -(-num_rows // READ_ROWS))],
     )
     step = ints(table["step"])[SHARED.warm_up_steps :]
-    rhythm = find_rhythm(step, floats(table["took"])[SHARED.warm_up_steps :], PeriodicPolicy())
-    if rhythm is None or rhythm.chance_ratio > 0:
+    took_ms = floats(table["took"])[SHARED.warm_up_steps :]
+    tried = (find_rhythm(step, took_ms, PeriodicPolicy(), typical=typical) for typical in (False, True))
+    rhythm = next((one for one in tried if one is not None and one.chance_ratio == 0), None)
+    if rhythm is None:
         return []
     parts = _compared(source, attempt, step, rhythm)
     if parts is None or _is_found_elsewhere(source, attempt, rhythm, parts):
@@ -200,8 +202,8 @@ def _finding(attempt: int, rhythm: Rhythm, parts: _Parts, *, saves: bool) -> Fin
         ranks=parts.ranks,
         summary=f"{found.summary} {why}",
         evidence={
-            **found.evidence, "place": parts.place, "excess_ms": round(parts.excess_ms, 3),
-            "gc_excess_ms": round(parts.collecting_ms, 3),
+            **found.evidence, "place": parts.place,
+            **({"gc_excess_ms": round(parts.collecting_ms, 3)} if is_collecting else {}),
             **({"core_wait_excess_ms": round(parts.core_wait_ms, 3)} if parts.core_wait_ms else {}),
         },
         attempt=attempt,

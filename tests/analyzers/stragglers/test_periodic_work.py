@@ -139,6 +139,14 @@ def test_the_host_of_a_device_is_not_judged() -> None:
     assert only(store).status == "fired"
 
 
+def test_a_machines_pauses_between_them_hide_no_interval() -> None:
+    store = slow("forward")
+    store.connection.execute(
+        f"UPDATE steps SET duration_ns = duration_ns + {60 * MS} WHERE step IN (14, 23, 36, 57, 88)"
+    )
+    assert only(store).evidence["every_steps"] == 10
+
+
 def test_random_slow_steps_are_chance() -> None:
     """Three in ten steps, as on a busy machine: by their distances alone some of these runs look regular."""
     for seed in range(40):
