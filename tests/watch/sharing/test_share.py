@@ -70,16 +70,17 @@ def test_no_secret_is_in_it(packed: Path) -> None:
     assert b"step 12 done" in contents["logs/launcher.log"]
 
 
-@pytest.mark.parametrize("name", ["logs", "stacks"])
-def test_a_link_in_place_of_a_folder_leads_nowhere(name: str, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_folder_leads_nowhere(tmp_path: Path) -> None:
     made = make_run(tmp_path / "runs", ranks=1, steps=3)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "id_rsa").write_text("a key")
-    shutil.rmtree(made.path / name, ignore_errors=True)
-    (made.path / name).symlink_to(outside)
+    links = [made.path / "logs", made.path / "stacks"]
+    for link in links:
+        shutil.rmtree(link, ignore_errors=True)
+        link.symlink_to(outside)
     done = pack(made, tmp_path / "x.tar.gz", version="1")
-    assert done.left_out == (f"{made.path / name} is a link: not followed",)
+    assert sorted(done.left_out) == [f"{link} is a link: not followed" for link in links]
     with tarfile.open(done.path) as archive:
         assert [member for member in archive.getnames() if "id_rsa" in member] == []
 
