@@ -133,7 +133,9 @@ def _weights(path: str, out: str, step: int | None, *, as_llama: bool) -> _Expor
         fail(str(error))
     except OSError as error:
         fail(f"{out}: cannot be written ({error.strerror or error}): choose another place")
-    what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB"
+    from analyzers.wording import size_text
+
+    what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {size_text(done.num_bytes)}"
     lines = [f"{out}: step {done.step} of {path if '://' in path else done.folder}: {what}"]
     if proven is not None:
         lines.append(
@@ -177,10 +179,12 @@ def _tables(run: RunDir, out: str) -> _Exported:
         fail(f"{error}: pip install pyarrow fsspec (and what fsspec needs for {place.partition('://')[0]}://)")
     except ParquetError as error:
         fail(str(error))
+    from analyzers.wording import size_text
+
     rows, num_bytes = sum(file.num_rows for file in done), sum(file.num_bytes for file in done)
     files = f"{len(done)} file{'s' * (len(done) != 1)}"
     lines = (
-        f"{place}: {rows:,} row{'s' * (rows != 1)} in {files}, {num_bytes / 1e6:.1f} MB",
+        f"{place}: {rows:,} row{'s' * (rows != 1)} in {files}, {size_text(num_bytes)}",
         f"duckdb -c \"FROM read_parquet('{place}/table=steps/**/*.parquet', hive_partitioning = true)\"",
     )
     return _Exported(lines=lines, values={"path": place, "rows": rows, "files": len(done), "bytes": num_bytes})

@@ -106,19 +106,26 @@ def _result(done: Prepared, out: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
+_UNKNOWN = "the tokenizer's unknown token: it does not cover this text"
+
+
 def _print_result(done: Prepared, out: Path) -> None:
+    from analyzers.wording import counted
+
     manifest = done.manifest
-    size = f"{manifest.num_tokens:,} tokens ({manifest.dtype}) of {manifest.num_documents:,} documents"
-    echo(f"{out}: {size} in {len(manifest.shards)} shards{', complete already' if done.already_complete else ''}")
-    if done.shards_reused and not done.already_complete:
-        echo(f"{done.shards_reused} shards are from an earlier call.")
-    for name, what in (
-        ("num_skipped", "documents were invalid and were left out"),
-        ("num_empty", "documents were empty and were left out"),
-        ("num_unknown", "tokens are the tokenizer's unknown token: it does not cover this text"),
+    documents = counted(manifest.num_documents, "document") or "no document"
+    shards = counted(len(manifest.shards), "shard") or "no shard"
+    size = f"{manifest.num_tokens:,} tokens ({manifest.dtype}) of {documents} in {shards}"
+    echo(f"{out}: {size}{', complete already' if done.already_complete else ''}")
+    if (reused := done.shards_reused) and not done.already_complete:
+        echo(f"{counted(reused, 'shard')} {'is' if reused == 1 else 'are'} from an earlier call.")
+    for name, noun, one, many in (
+        ("num_skipped", "document", "was invalid and was left out", "were invalid and were left out"),
+        ("num_empty", "document", "was empty and was left out", "were empty and were left out"),
+        ("num_unknown", "token", f"is {_UNKNOWN}", f"are {_UNKNOWN}"),
     ):
         if number := sum(getattr(shard, name) for shard in manifest.shards):
-            echo(f"{number:,} {what}.")
+            echo(f"{counted(number, noun)} {one if number == 1 else many}.")
     facts = manifest.tokenizer
     settings = f"--set data.path={shlex.quote(str(out))} --set model.vocab_size={facts['vocab_size']}"
     echo(f"Train on it:  rankscope train CONFIG {settings}")

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from probes.tape.rundir import RunDir
+from rankscope.cli import app
 from trainer.launcher.node import Outcome
 from trainer.launcher.supervise import _print_outcome
 
@@ -49,3 +51,12 @@ def test_a_run_in_a_folder_with_a_space_can_be_copied(
     _print_outcome(run, outcome, Console(file=written, width=40))
     (command,) = re.findall(r"rankscope (?:analyze|train --resume) (.*?/demo-1'?)", written.getvalue())
     assert shlex.split(command) == ["my [b]runs/demo-1"]
+
+
+def test_a_prepared_folder_is_counted_and_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("text\n")
+    done = CliRunner().invoke(app, ["prepare", "one.txt", "--tokenizer", "bytes", "--out", "my data"])
+    assert done.exit_code == 0, done.output
+    assert " of 1 document in 1 shard\n" in done.output
+    assert "--set data.path='my data' --set model.vocab_size=256" in done.output
