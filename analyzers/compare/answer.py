@@ -110,7 +110,7 @@ def loss_sentence(loss: LossChange | None) -> str:
     other = "" if loss.equal_tokens else " This decides nothing, because the tokens per step differ."
     if loss.difference == 0:
         return f"The loss is the same at the end, and first differs at step {loss.first_different_step}.{other}"
-    end = f"The loss is {abs(loss.difference):.3g} {side} at the end, {noise}"
+    end = f"The loss is {abs(loss.difference):.3g} {side} at the end of their {loss.common_steps} common steps, {noise}"
     return f"{end}, and differs from step {loss.first_different_step} on.{other}"
 
 

@@ -206,7 +206,12 @@ def _advice(a: Diagnosis, b: Diagnosis) -> tuple[Difference, ...]:
 
 def _versions(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest without the configuration, and without fields that differ between any two runs."""
-    return {key: value for key, value in manifest.items() if key != "config" and key not in _PER_RUN}
+    found = {key: value for key, value in manifest.items() if key != "config" and key not in _PER_RUN}
+    # The launcher records the version of rankscope at the top, a rank among the versions of its packages.
+    if (version := found.pop("rankscope_version", None)) is not None:
+        by_rank = found.get("versions")
+        found["versions"] = {"rankscope": version} | (by_rank if isinstance(by_rank, dict) else {})
+    return found
 
 
 def _flat(value: Any) -> dict[str, str]:

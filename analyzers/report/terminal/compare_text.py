@@ -24,7 +24,7 @@ MAX_UNSHARED = 3
 """Maximum number of settings missing in some runs that get a row each (a script has no trainer settings). If there are
 more, they share one row."""
 _LEAST_SHARE = 0.005
-_VERSIONS = ("schema_version", "rankscope_version")
+_VERSIONS = ("schema_version",)
 
 
 def render(comparison: Comparison, console: Console) -> None:

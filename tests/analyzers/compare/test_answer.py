@@ -51,7 +51,10 @@ def test_a_speed_that_the_load_of_the_hosts_may_explain_makes_no_run_better() ->
 
 def test_a_loss_difference_is_judged_against_four_times_its_noise() -> None:
     text = answer("A", "B", speed(1.0), loss(-0.0242, is_real=False))
-    assert "0.0242 lower at the end, which may be chance (less than 4 times its noise of 0.0063)" in text
+    assert (
+        "0.0242 lower at the end of their 100 common steps, which may be chance (less than 4 times its noise of 0.0063)"
+        in text
+    )
     assert "within" not in text
     same = answer("A", "B", speed(1.0), loss(0.0, is_real=False))
     assert "The loss is the same at the end, and first differs at step" in same

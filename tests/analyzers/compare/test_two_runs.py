@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from analyzers.compare.two_runs import Comparison, Side, compare
+from analyzers.compare.two_runs import Comparison, Side, _differences, _flat, _versions, compare
 from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.report.terminal.compare_text import manifest_tables, render, tables
 from probes.tape.rundir import RunDir
@@ -212,3 +212,11 @@ def test_versions_are_apart_from_facts_of_the_launch(tmp_path: Path) -> None:
     assert tables_of["Version"] == [("torch", "2.13.0", "2.12.0")]
     assert {name for name, _, _ in tables_of["Launch"]} >= {"cwd", "world_size"}
     assert "digest" not in {name for name, _, _ in tables_of["Launch"]}
+
+
+def test_the_version_of_a_trained_and_an_attached_run_is_one_fact() -> None:
+    """A launcher records it apart from the versions of a rank: as rankscope_version, "0.1.0" differed from "-"."""
+    trained = _versions({"rankscope_version": "0.1.0", "versions": {"torch": "2.13.0"}})
+    for version, differing in (("0.1.0", ()), ("0.2.0", (("versions.rankscope", "0.1.0", "0.2.0"),))):
+        script = _versions({"versions": {"torch": "2.13.0", "rankscope": version}})
+        assert _differences(_flat(trained), _flat(script)) == differing
