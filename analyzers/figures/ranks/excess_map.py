@@ -33,6 +33,8 @@ GROUND = 0.2
 ROW_PX, GAP_PX = 26, 14
 MAP_PX = 520
 TICKS = (1, 2, 3, 5)
+TICK_GAP_RATIO = 0.15
+"""Minimum distance of two labels of the colour bar, of its length: a line of text in the bar of four ranks."""
 TEXT_PX = 20
 """Height of a line of text above the map."""
 
@@ -185,8 +187,12 @@ def _ticks(excess: Excess, is_labelled: bool) -> tuple[list[int], list[str]]:
 def _colour_bar(excess: Excess, low: float, top: float) -> dict[str, Any]:
     powers = range(int(np.floor(np.log10(low))), int(np.floor(np.log10(top))) + 1)
     found = [step * 10.0**power for power in powers for step in TICKS]
-    ticks = [value for value in found if low * 1.15 <= value <= top * 0.85]
-    ticks = [0.0, low, *ticks[:: max(1, -(-len(ticks) // 4))], top]
+    ticks, at_top = [low], _shade(top, low, top)
+    for value in found:
+        at = _shade(value, low, top)
+        if min(at - _shade(ticks[-1], low, top), at_top - at) >= TICK_GAP_RATIO:
+            ticks.append(value)
+    ticks = [0.0, *ticks, top]
     names = [f"+{float(f'{value:.2g}'):g}" for value in ticks[1:]]
     return {
         "title": {"text": f"{label(excess.unit)} over peers", "side": "right"}, "thickness": 12, "outlinewidth": 0,

@@ -182,3 +182,13 @@ def test_the_texts_of_findings_cover_no_cell(ranks: int) -> None:
     assert figure.layout.margin.t > notes[0].yshift + 12
     grown = figure.layout.height - figure.layout.margin.t
     assert grown >= plain.layout.height - plain.layout.margin.t, "the map keeps its height"
+
+
+@pytest.mark.parametrize(("low", "top"), [(27.0, 120.0), (18.0, 142.0), (5.0, 9.0), (1.0, 4000.0), (19.0, 20.0)])
+def test_the_labels_of_the_colour_bar_do_not_overlap(low: float, top: float) -> None:
+    """The labels +100 and +120 were printed over each other."""
+    found = excess_over_peers(matrix([[10.0] * 30] * 4), places(0, 0, 0, 0))
+    bar = excess_map._colour_bar(found, low, top)
+    assert len(bar["tickvals"]) == len(bar["ticktext"])
+    assert np.diff(bar["tickvals"]).min() >= 0.1
+    assert bar["ticktext"][-1] == f"+{float(f'{top:.2g}'):g}"
