@@ -20,7 +20,8 @@ from trainer.launcher.supervise import _print_outcome
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
-_BEFORE_A_PATH = re.compile(r"(rankscope (analyze|top|dashboard|train --resume)|--set data\.path=) ?$")
+_COMMANDS = "rankscope (analyze|top|dashboard|train --resume)|tensorboard --logdir|wandb sync"
+_BEFORE_A_PATH = re.compile(rf"({_COMMANDS}|--set data\.path=) ?$")
 
 
 def _unquoted(path: Path) -> Iterator[str]:

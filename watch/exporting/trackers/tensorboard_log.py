@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +63,7 @@ class TensorBoardLog:
     @property
     def next_step(self) -> str:
         """Command that shows the run."""
-        return f"tensorboard --logdir {self._folder}"
+        return f"tensorboard --logdir {shlex.quote(str(self._folder))}"
 
     def step(self, step: TrackedStep) -> None:
         """Add the scalars of a step, of its ranks and layers."""

@@ -14,6 +14,7 @@ import hashlib
 import math
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ class WandbRun:
     @property
     def next_step(self) -> str:
         """Command that shows the run."""
-        return f"wandb sync {self.place}" if self._run.offline else f"open {self.place}"
+        return f"wandb sync {shlex.quote(str(self.place))}" if self._run.offline else f"open {self.place}"
 
     def step(self, step: TrackedStep) -> None:
         """Add one row to W&B's history, with the time of the step."""
