@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
 
-from rankscope.terminal import RunArgument, fail
+from rankscope.terminal import RunArgument, echo, fail
 
 __all__ = ["EPILOG", "watch"]
 
@@ -31,6 +32,8 @@ def watch(
     ] = "",
 ) -> None:
     """Record and supervise a run that trains on this node (`train` starts it automatically)."""
+    from probes.tape.attempts import all_ended
+    from probes.tape.rundir import RunDir
     from store import StoreError
     from watch.background_loop import end_process
     from watch.node_process import run_watch
@@ -41,4 +44,6 @@ def watch(
         code = run_watch(arguments)
     except StoreError as error:  # such as a read-only folder
         fail(str(error))
+    if code == 0 and all_ended(RunDir(run)):
+        echo(f"{run} has ended. Next: rankscope analyze {shlex.quote(str(run))}")
     end_process(code)

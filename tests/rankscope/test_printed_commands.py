@@ -6,6 +6,8 @@ import ast
 import io
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 
 from probes.tape.rundir import RunDir
 from rankscope.cli import app
+from tests.factories import make_run
 from trainer.launcher.node import Outcome
 from trainer.launcher.supervise import _print_outcome
 
@@ -61,3 +64,12 @@ def test_a_prepared_folder_is_counted_and_quoted(tmp_path: Path, monkeypatch: py
     assert done.exit_code == 0, done.output
     assert " of 1 document in 1 shard\n" in done.output
     assert "--set data.path='my data' --set model.vocab_size=256" in done.output
+
+
+def test_watch_of_a_run_that_has_ended_says_so(tmp_path: Path) -> None:
+    """It returned without a line."""
+    run = make_run(tmp_path / "my runs", ranks=2, steps=10)
+    command = [sys.executable, "-m", "rankscope", "watch", str(run.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{run.path} has ended. Next: rankscope analyze '{run.path}'\n"
