@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from probes.tape.format.schema import TABLES
@@ -46,6 +47,20 @@ def test_few_rows_are_copied_and_many_are_not(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(views, "_FEW_ROWS", 3)
     with Store.open(run) as store:
         assert kinds_of(store) == {"VIEW"}
+
+
+def test_texts_that_take_much_memory_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, ranks=2, steps=20)
+    settings = "SELECT current_setting('memory_limit'), current_setting('temp_directory')"
+    with Store.open(run) as store:
+        before = store.rows(settings)
+    with duckdb.connect(str(run.store(0))) as file:
+        file.execute("INSERT INTO events (attempt, rank, kind) SELECT 0, 0, repeat('a', 1000000) FROM range(50)")
+    monkeypatch.setattr(views, "_COPY_MEMORY", "30MB")
+    with Store.open(run, catch_up=False) as store:
+        assert kinds_of(store) == {"BASE TABLE", "VIEW"}
+        assert store.rows("SELECT count(*) FROM events WHERE length(kind) = 1000000") == [(50,)]
+        assert store.rows(settings) == before
 
 
 def test_few_rows_are_queried_on_one_thread_with_the_passes_that_they_need(
