@@ -44,7 +44,7 @@ _ORDER = (
     "analyzers-1", "dashboard-2", "rankscope-1", "analyzers-2", "project-1", "analyzers-3", "rankscope-2", "project-2",
     "store-1", "probes-1", "store-2", "probes-2", "watch", "lint", "hostile", "grafana",
 )  # fmt: skip
-_IDLE_SHARE = 0.15
+_IDLE_SHARE = 0.06
 """Idle share of the cores at which another group starts."""
 _LOOK_S = 2.0
 """Seconds over which idle time is measured: a group that has just started is not busy earlier."""
