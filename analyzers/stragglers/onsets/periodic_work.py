@@ -29,6 +29,7 @@ from analyzers.data.analyze import data_bound
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import attempts
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import READ_ROWS, Floats, Ints, Source, floats, ints, missing_tables
 from analyzers.stragglers.onsets.periodic_steps import Rhythm, find_rhythm, rhythm_finding
@@ -36,6 +37,7 @@ from analyzers.stragglers.policy import PausePolicy, PeriodicPolicy
 from analyzers.stragglers.slow_place import PLACE_TEXTS
 from analyzers.stragglers.throughput import throughput_drops
 from analyzers.wording import number, ranks_text
+from probes.tape import event_kinds
 
 __all__ = ["throughput"]
 
@@ -169,12 +171,13 @@ def _saves(source: Source, attempt: int, step: Ints, rhythm: Rhythm) -> bool:
             ("steps", "SELECT DISTINCT step FROM steps WHERE attempt = ? AND (checkpoint_ns > 0 OR evaluate_ns > 0)"),
             ("spans", "SELECT DISTINCT step FROM spans WHERE attempt = ? AND kind IN ('checkpoint', 'evaluate')"),
             ("checkpoints", "SELECT DISTINCT step FROM checkpoints WHERE attempt = ?"),
-            ("events", "SELECT DISTINCT step FROM events WHERE attempt = ? AND kind = 'evaluation'"),
         )
         if source.has(table)
     ]
-    found = {at for _, sql in queries for (at,) in source.rows(sql, [attempt]) if at is not None}
-    known = np.array([at + later for at in found for later in (0, 1)], dtype=np.int64)
+    found = {at for _, sql in queries for (at,) in source.rows(sql, [attempt])}
+    events = EventLog.load(source, (event_kinds.EVALUATION,))
+    found |= {event.step for event in events.of(event_kinds.EVALUATION, attempt=attempt)}
+    known = np.array([at + later for at in found if at is not None for later in (0, 1)], dtype=np.int64)
     is_slow, is_known = np.isin(step, rhythm.slow_steps), np.isin(step, known)
     return bool(is_known[is_slow].mean() >= SHARED.agreement_ratio and is_known[~is_slow].mean() <= SHARED.minor_ratio)
 
