@@ -56,11 +56,11 @@ from analyzers.stragglers.onsets.onset import from_first_step, to_newest_step, w
 from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
 from analyzers.stragglers.onsets.periodic_work import throughput
 from analyzers.stragglers.onsets.place_onset import with_growth, with_place_onset, with_unstamped_onset
-from analyzers.stragglers.policy import StragglerPolicy
+from analyzers.stragglers.policy import StragglerPolicy, ThroughputPolicy
 from analyzers.stragglers.slow_link_findings import slow_link_findings
 from analyzers.stragglers.slow_place import host_place, named_phase, slow_line
 from analyzers.stragglers.summary import straggler_summary
-from analyzers.stragglers.suspects import Suspect, suspects, with_device
+from analyzers.stragglers.suspects import Suspect, is_duty, suspects, with_device
 from probes.step_clock import GAPS
 from probes.tape import event_kinds
 
@@ -107,6 +107,20 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
         return [one for one in findings if one.evidence.get("ongoing", True) and one.status != "advice"]
     on_device = [at for at in attempts(source) if scope.attempt in (None, at) and has_uncompared_gaps(source, at)]
     return findings + [Finding.insufficient("straggler", "straggler", _GAPS_OF_GPUS)] * bool(on_device)
+
+
+def _slower_steps(source: Source, scope: Scope) -> list[Finding]:
+    """Return the findings of `throughput`. A rise of steps of which only the duration is known is left out if it begins
+    with a slow rank: all ranks wait for it.
+    """
+    found = throughput(source, scope)
+    if all(one.cause != "unknown" for one in found):
+        return found
+    onsets = [(one.attempt, one.first_step or 0) for one in stragglers(source, scope) if one.status == "fired"]
+    reach = ThroughputPolicy().block
+    return [one for one in found if one.cause != "unknown"
+            or all(one.attempt != attempt or abs(step - (one.first_step or 0)) > reach for attempt, step in onsets)
+            ]  # fmt: skip
 
 
 def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tuple[list[Finding], list[Suspect]]:
@@ -346,12 +360,12 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)
         evidence |= arrivals.evidence()
     has_data_spans = bool(np.nansum(timings.own["data"]) > 0)
-    is_duty = _is_duty(suspect, place, has_data_spans=has_data_spans)
+    is_a_duty = is_duty(suspect, place, has_data_spans=has_data_spans)
     return Finding(
         analyzer="straggler",
         kind="straggler",
-        severity="info" if is_duty else cost.severity(),
-        status="advice" if is_duty else "fired",
+        severity="info" if is_a_duty else cost.severity(),
+        status="advice" if is_a_duty else "fired",
         summary=straggler_summary(
             suspect,
             place,
@@ -372,15 +386,6 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     )
 
 
-def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
-    """Return True if the others may wait for a task that only this rank has. For example, rank 0 may log, evaluate and
-    plot for all after the optimizer. Effects of its host or its device's clock are excluded. Without data spans the
-    time may also be the loading of batches, which excuses no rank.
-    """
-    is_own = suspect.cause == "compute" or suspect.reason == "blocked"
-    return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own
-
-
 def _json_number(value: float) -> float | None:
     return round(value, 3) if np.isfinite(value) else None
 
@@ -391,5 +396,5 @@ _insufficient = partial(Finding.not_judged, "straggler", "straggler", "Ranks wer
 OF_FILES = ("files.traces", "files.inspector")
 ANALYSES = (
     Analysis(kinds=("straggler",), run=stragglers, records="compared", live="periodic"),
-    Analysis(kinds=("throughput",), run=throughput, records="compared"),
+    Analysis(kinds=("throughput",), run=_slower_steps, records="compared"),
 )

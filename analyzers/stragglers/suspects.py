@@ -26,7 +26,7 @@ from analyzers.stragglers.comparison.device_comparison import DeviceComparison
 from analyzers.stragglers.comparison.peer_comparison import Straggler
 from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["GPU_CLOCK", "Pattern", "Suspect", "pattern_of", "suspects", "with_device"]
+__all__ = ["GPU_CLOCK", "Pattern", "Suspect", "is_duty", "pattern_of", "suspects", "with_device"]
 
 Pattern = Literal["chronic", "since", "transient", "intermittent", "pauses", "rotating"]
 GPU_CLOCK = "gpu_clock"
@@ -204,3 +204,12 @@ def _at_the_same_time(single: Sequence[Suspect]) -> list[Suspect]:
         for suspect in single
         if min(suspect.last_step, longest.last_step) - max(suspect.first_step, longest.first_step) + 1 >= least
     ]
+
+
+def is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
+    """Return True if the others may wait for a task that only this rank has. For example, rank 0 may log, evaluate and
+    plot for all after the optimizer. Effects of its host or its device's clock are excluded. Without data spans the
+    time may also be the loading of batches, which excuses no rank.
+    """
+    is_own = suspect.cause == "compute" or suspect.reason == "blocked"
+    return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own

@@ -57,3 +57,13 @@ def test_who_is_last_into_a_call_of_all_stages_is_left_to_the_schedule() -> None
                                   for rank, took in times.items()])  # fmt: skip
     assert load_arrivals(store, 0, 3, 1, 1).caused_wait_ratio == pytest.approx(4 / 182)
     assert load_arrivals(store, 0, 3, 1, 1, within_stages=True).caused_wait_ratio == 1.0
+
+
+def test_a_slow_rank_whose_waits_are_unknown_is_one_finding(tmp_path: Path) -> None:
+    """Of a GPU without stamps only whole steps are compared, which are longer on all ranks."""
+    fault = Fault(kind="slow_compute", step=111, rank=3, factor=1.66)
+    scenario = Scenario(seed=1, layout=Layout(dp_replicate=4), steps=240, on_devices=True, fault=fault)
+    run = write(simulate(scenario), tmp_path / "run")
+    with Store.open(run) as store:
+        found = diagnose(store, run.manifest()).fired
+    assert [(one.kind, one.ranks, one.first_step) for one in found] == [("straggler", (3,), 111)]
