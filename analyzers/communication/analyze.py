@@ -230,8 +230,8 @@ def _small_buckets(
     best = max((one.bus_gb_per_s for one in classes), default=0.0)
     fastest_ms: dict[tuple[str, str, int], float] = {}
     for one in classes:
-        alike = (one.dimension, one.op, one.num_bytes)
-        fastest_ms[alike] = min(one.transfer_ms, fastest_ms.get(alike, one.transfer_ms))
+        kind = (one.dimension, one.op, one.num_bytes)
+        fastest_ms[kind] = min(one.transfer_ms, fastest_ms.get(kind, one.transfer_ms))
     found: list[Finding] = []
     for group, op in sorted({(one.process_group, one.op) for one in classes if one.op in _GRADIENTS}):
         small = [

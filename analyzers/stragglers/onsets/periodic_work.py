@@ -131,8 +131,8 @@ def _compared(source: Source, attempt: int, step: Ints, rhythm: Rhythm) -> _Part
         place = "communication"
     core_wait_ms = 0.0
     if place != "communication":  # if no rank causes it, the waits may be in another place of each step
-        of = causing if len(causing) else np.arange(num)
-        core_wait_ms = _core_wait_ms(source, attempt, rise["core_wait"][of], rise["cpu"][of], least_ms)
+        judged = causing if len(causing) else np.arange(num)
+        core_wait_ms = _core_wait_ms(source, attempt, rise["core_wait"][judged], rise["cpu"][judged], least_ms)
     return _Parts(
         ranks=() if len(ranks) >= SHARED.agreement_ratio * num else ranks, place=place, excess_ms=excess_ms,
         collecting_ms=float(np.median(rise["collecting"][causing])) if len(causing) else 0.0,
