@@ -52,7 +52,7 @@ from analyzers.stragglers.comparison.peer_comparison import (
 )
 from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.onsets.host_onset import with_host_onset
-from analyzers.stragglers.onsets.onset import from_first_step, to_newest_step, with_onset, without_delays
+from analyzers.stragglers.onsets.onset import from_first_step, to_newest_step, with_cpu_segments, without_delays
 from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
 from analyzers.stragglers.onsets.periodic_work import throughput
 from analyzers.stragglers.onsets.place_onset import with_growth, with_place_onset, with_unstamped_onset
@@ -243,27 +243,24 @@ def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
 def _with_onset(
     source: Source, timings: Timings, slow: Straggler, counters: Counters, policy: StragglerPolicy
 ) -> Straggler:
-    """Find the rank's first slow step from the place that holds its excess. If no place does and the rank has more CPU
-    time than its peers, find the step from the CPU time."""
+    """Find the rank's first slow step: from its CPU time if it computes more in all of its work, otherwise from the
+    place that holds its excess."""
     peers = _peers_of(timings, slow) if slow.has_peers else []
     waits = None if timings.is_on_device else core_waits(source, timings, np.arange(len(timings.ranks)))
     slow = without_delays(timings, slow, peers, waits)
     if not timings.is_on_device and (always := from_first_step(source, timings, slow, peers)) is not slow:
         return always
-    placed = with_place_onset(timings, slow, peers, waits)
-    if timings.is_stamped:
-        placed = with_growth(timings, placed, peers)
-        return with_unstamped_onset(source, timings, placed, peers) if peers and not slow.paused_ratio else placed
-    if placed is not slow and slow.place():
-        return with_growth(timings, placed, peers, waits)
-    slow = placed
     found = attribute(
         counters, cause=slow.cause, excess_ms=slow.excess_ms, factor=slow.factor, policy=policy.corroboration
     )
     is_work = found.cause == "compute" and found.confirmed and counters.on_cpu
-    if not is_work or not slow.has_peers or slow.paused_ratio:
-        return with_growth(timings, slow, peers, waits)
-    return with_onset(source, timings, slow, peers, policy, waits)
+    if is_work and slow.has_peers and not slow.paused_ratio and slow.place() not in GAPS:
+        dated = with_cpu_segments(source, timings, slow, peers, policy)
+        if dated is not slow:
+            return dated
+    slow = with_growth(timings, with_place_onset(timings, slow, peers, waits), peers, waits)
+    is_stamped = timings.is_stamped and peers and not slow.paused_ratio
+    return with_unstamped_onset(source, timings, slow, peers) if is_stamped else slow
 
 
 def _with_device(source: Source, timings: Timings, suspect: Suspect) -> Suspect:

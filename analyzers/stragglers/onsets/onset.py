@@ -1,18 +1,15 @@
-"""Onset of a rank that computes more than its peers, from its CPU time.
+"""Onset and end of a rank that computes more than its peers, from its CPU time.
 
-    slow = with_onset(source, timings, slow, peers=[0, 1, 2], policy)     # slow.first_step: 60 instead of 58
+    slow = with_cpu_segments(source, timings, slow, peers=[0, 1, 2], policy)     # slow.first_step: 60 instead of 58
 
-Other jobs delay steps in wall time. A delay right before the onset makes the onset appear earlier, and a quiet step
-after the onset makes it appear later. Other jobs hardly change the CPU time of steps.
+Other jobs delay steps in wall time. A delay right before the onset makes the onset appear earlier, and quiet steps make
+it appear later, or make the slowness appear to be over. Other jobs hardly change the CPU time of steps.
 
 1. The excess of a step is its CPU time / the peers' median - 1.
-2. The onset is searched within `min_steps` observations of the onset by wall time. On each side, the next `min_steps`
-   observations give the level before or after. The search extends to half of the segment if the rank's longer wait
-   for a core explains `explained_ratio` of its excess up to the later onset.
-3. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. This level lies between
-   the levels before and after, equally far in units of each one's noise, since longer times vary more.
-4. The onset is used only if the levels differ by at least `sure_sigmas` times a single step's noise.
-5. If the excess grew gradually, its onset is earlier (`first_rise`).
+2. It is searched like wall times: for lasting excess (`persistence`), otherwise for a smaller change (`change_point`).
+3. What is found replaces the rank's slow steps by wall time if it shares steps with them. The slowness is over only if
+   both say so.
+4. If the excess grew gradually, its onset is earlier (`first_rise`).
 """
 
 from __future__ import annotations
@@ -24,52 +21,44 @@ import numpy as np
 
 from analyzers.account.timings import Matrix, Timings, load_timings
 from analyzers.policy import SHARED
-from analyzers.robust import complete, difference_sigma, others_median
-from analyzers.source import Source, floats, ints
+from analyzers.robust import complete, others_median
+from analyzers.source import Source
+from analyzers.stragglers.comparison.change_point import find_changes
 from analyzers.stragglers.comparison.corroboration import some_peers
+from analyzers.stragglers.comparison.cpu_comparison import cpu_times
 from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps_of
-from analyzers.stragglers.onsets.place_onset import dated_at, first_rise, of_place, with_growth
+from analyzers.stragglers.comparison.persistence import Segment, find_segments
+from analyzers.stragglers.onsets.place_onset import dated_at, first_rise, of_place
 from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["from_first_step", "to_newest_step", "with_onset", "without_delays"]
+__all__ = ["from_first_step", "to_newest_step", "with_cpu_segments", "without_delays"]
 
 
-def with_onset(
-    source: Source,
-    timings: Timings,
-    slow: Straggler,
-    peers: Sequence[int],
-    policy: StragglerPolicy,
-    core_waits: Matrix | None = None,
+def with_cpu_segments(
+    source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy
 ) -> Straggler:
-    """Set the start of the rank's first segment to the rise of its CPU time; unchanged if that is unclear."""
-    dated = _with_cpu_onset(source, timings, slow, peers, policy, core_waits)
-    begin = dated.segments[0].begin
-    steps = timings.steps[: begin + SHARED.min_steps]
-    excess = None
-    if (np.diff(steps) > 0).all():
-        excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
-    if excess is None:
-        return with_growth(timings, dated, peers, core_waits)
-    return dated_at(timings, dated, first_rise(excess, begin, np.ones(len(excess), dtype=bool)))
+    """Set the steps in which a rank is slow to those in which its CPU time exceeds its peers'; unchanged if no such
+    steps are found."""
+    rows = np.flatnonzero(np.isin(timings.ranks, [slow.rank, *some_peers(peers, slow.rank)]))
+    cpu_ms = cpu_times(source, timings, rows)
+    if cpu_ms is None:
+        return slow
+    own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
+    of_others: Matrix = np.maximum(others_median(cpu_ms), 1e-3).astype(np.float32)
+    excess = cpu_ms / of_others - 1
 
+    def spans_in(found: list[Segment]) -> list[tuple[int, int, bool]]:
+        shared = (p for p in found if any(p.begin < one.end and one.begin < p.end for one in slow.segments))
+        return sorted((part.begin, part.end, part.ongoing) for part in shared if part.row == own)
 
-def _with_cpu_onset(
-    source: Source,
-    timings: Timings,
-    slow: Straggler,
-    peers: Sequence[int],
-    policy: StragglerPolicy,
-    core_waits: Matrix | None,
-) -> Straggler:
-    reach = SHARED.min_steps
-    if core_waits is not None:
-        half = (slow.segments[0].end - slow.segments[0].begin) // 2
-        late = _dated(source, timings, slow, peers, policy, max(reach, half))
-        delayed = (slow.segments[0].begin, late.segments[0].begin)
-        if _waited_ratio(timings, slow, peers, delayed, core_waits) >= SHARED.explained_ratio:
-            return late
-    return _dated(source, timings, slow, peers, policy, reach)
+    spans = spans_in(find_segments(excess, policy.persistence))
+    spans = spans or spans_in(find_changes(excess, cpu_ms, cpu_ms, policy.change))
+    if not spans:
+        return slow
+    segments = tuple(replace(slow.segments[0], begin=begin, end=end, ongoing=ongoing) for begin, end, ongoing in spans)
+    last_step, is_ongoing = int(timings.steps[segments[-1].end - 1]), slow.ongoing or segments[-1].ongoing
+    dated = replace(slow, segments=segments, last_step=last_step, ongoing=is_ongoing)
+    return dated_at(timings, dated, first_rise(excess[own], segments[0].begin, np.ones(excess.shape[1], dtype=bool)))
 
 
 def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None) -> Straggler:
@@ -96,56 +85,6 @@ def _waited_ratio(
         for values in (matrix[rows][:, slice(*span)] for matrix in (timings.compute, core_waits))
     )
     return waited / excess if excess > 0 else 0.0
-
-
-def _dated(
-    source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy, late: int
-) -> Straggler:
-    """Set the onset from CPU time, at most `late` observations after the onset by wall time."""
-    segment, reach = slow.segments[0], SHARED.min_steps
-    first, last = max(0, segment.begin - 2 * reach), min(segment.end, segment.begin + late + reach)
-    steps = timings.steps[first:last]
-    if (
-        segment.begin - first < reach + SHARED.trend_values
-        or last - segment.begin < 2 * SHARED.trend_values
-        or (np.diff(steps) <= 0).any()
-    ):
-        return slow  # there are too few steps, or steps were repeated and the CPU times of their executions are mixed
-    excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
-    if excess is None:
-        return slow
-    low, high = segment.begin - reach - first, min(segment.begin + late - first, len(steps) - SHARED.trend_values)
-    before, after = float(np.median(excess[:low])), float(np.median(excess[high:]))
-    noise, noise_after = (
-        max(difference_sigma(part), policy.change.min_noise_ratio) for part in (excess[:low], excess[high:])
-    )
-    if after - before < SHARED.sure_sigmas * noise:
-        return slow
-    level = before + (after - before) * noise / (noise + noise_after)
-    votes = np.clip(excess, before, after) - level
-    gains = np.cumsum(votes[low:][::-1])[::-1]
-    return dated_at(timings, slow, first + low + int(np.argmax(gains[: high - low])))
-
-
-def _cpu_excess(source: Source, attempt: int, ranks: list[int], steps: list[int]) -> Matrix | None:
-    """CPU time of the first rank / median of the others - 1, by step; None if any step lacks it."""
-    table = source.query(
-        f"""
-        SELECT rank, step, arg_max(cpu_ns, start_ns) AS cpu_ns FROM steps
-        WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND cpu_ns > 0
-          AND rank IN ({", ".join(map(str, ranks))}) GROUP BY rank, step
-        """,
-        [attempt, steps[0], steps[-1]],
-    )
-    values: Matrix = np.full((len(ranks), len(steps)), np.nan, dtype=np.float32)
-    row_of, column_of = ({value: i for i, value in enumerate(known)} for known in (ranks, steps))
-    for rank, step, cpu_ns in zip(ints(table["rank"]), ints(table["step"]), floats(table["cpu_ns"]), strict=True):
-        if int(step) in column_of:
-            values[row_of[int(rank)], column_of[int(step)]] = cpu_ns
-    if len(ranks) < 2 or np.isnan(values).any():
-        return None
-    excess: Matrix = values[0] / others_median(values)[0] - 1
-    return excess
 
 
 def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:

@@ -35,6 +35,23 @@ def test_steps_of_which_its_peers_were_delayed_are_a_part_of_it() -> None:
     assert (finding.ranks, finding.first_step) == ((3,), ONSET)
 
 
+@pytest.mark.parametrize(("first", "last"), [(ONSET, 92), (104, 120)])
+def test_steps_in_which_its_peers_lost_the_core_are_a_part_of_it(first: int, last: int) -> None:
+    """Their waits hide its excess in wall time at its onset, or at the end."""
+    store = counted(1)
+    store.connection.execute(
+        f"""
+        UPDATE steps SET forward_ns = forward_ns + delay, duration_ns = duration_ns + delay, run_delay_ns = delay
+        FROM (SELECT rank AS of_rank, step AS of_step,
+                     CAST((20 + hash(step, rank, 1) % 60) * 1000000 AS BIGINT) AS delay FROM steps) AS neighbours
+        WHERE rank = of_rank AND step = of_step AND rank < 3 AND step BETWEEN {first} AND {last}
+        """
+    )
+    (finding,) = judged(store)
+    assert (finding.ranks, finding.cause, finding.first_step, finding.last_step) == ((3,), "compute", ONSET, 120)
+    assert finding.evidence["ongoing"]
+
+
 def test_without_cpu_time_the_wall_clock_dates_it() -> None:
     store = counted(1)
     store.connection.execute("UPDATE steps SET cpu_ns = NULL WHERE step = 58")
