@@ -28,10 +28,12 @@ __all__ = [
     "natural",
     "number",
     "number_ranges",
+    "of_world_size",
     "percent",
     "processes_text",
     "ranks_before",
     "ranks_text",
+    "recorded_ranks",
     "rise_text",
     "sentence",
     "signed",
@@ -76,9 +78,22 @@ def ranks_before(facts: Mapping[str, Any]) -> str:
     return str(before[0]) if len(before) == 1 else f"{min(before)} to {max(before)}"
 
 
+def of_world_size(facts: Mapping[str, Any]) -> str:
+    """` of 4` if ranks of the run have no records, otherwise empty."""
+    recorded, world_size = facts.get("num_ranks"), facts.get("world_size")
+    is_part = isinstance(recorded, int) and isinstance(world_size, int) and recorded < world_size
+    return f" of {world_size:,}" if is_part else ""
+
+
+def recorded_ranks(facts: Mapping[str, Any]) -> str:
+    """`4 ranks`, or `3 of 4 ranks` if one has no records."""
+    of_all = of_world_size(facts)
+    return f"{facts['num_ranks']:,}{of_all} ranks" if of_all else counted(facts.get("num_ranks"), "rank")
+
+
 def counted_ranks(facts: Mapping[str, Any]) -> str:
-    """`2 ranks (3 before)`: the number of ranks of a run, and of its earlier attempts."""
-    ranks, before = counted(facts.get("num_ranks"), "rank"), ranks_before(facts)
+    """`2 ranks (3 before)`: the number of ranks of a run with records, and of its earlier attempts."""
+    ranks, before = recorded_ranks(facts), ranks_before(facts)
     return f"{ranks} ({before} before)" if ranks and before else ranks
 
 

@@ -36,6 +36,7 @@ def schema() -> dict[str, Any]:
                     "ended": _or_null("string", "finished, interrupted, failed; null: no end was recorded"),
                     "attempts": _or_null("integer", "number of launches of the worker group"),
                     "num_ranks": _or_null("integer", "ranks with records in the newest attempt"),
+                    "world_size": _or_null("integer", "ranks of the newest attempt, also those without records"),
                     "num_ranks_before": {
                         "description": "different numbers of ranks in earlier attempts of an elastic job",
                         "type": "array",

@@ -19,7 +19,17 @@ from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.loss_lines import loss_line
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import batches_text, counted, end_text, is_number, number, number_ranges, ranks_before, sentence
+from analyzers.wording import (
+    batches_text,
+    counted,
+    end_text,
+    is_number,
+    number,
+    number_ranges,
+    of_world_size,
+    ranks_before,
+    sentence,
+)
 from probes.tape.redaction.printable import MAX_TEXT, escaped, visible, with_code
 
 __all__ = ["to_markdown"]
@@ -126,7 +136,7 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
     before = f" ({ranks_before(facts)} before)" if ranks_before(facts) else ""
     ranks = facts.get("num_ranks")
     known = [
-        ("ranks", f"{ranks}{before} on {nodes}{f': {mesh}' if mesh else ''}" if ranks else ""),
+        ("ranks", f"{ranks}{of_world_size(facts)}{before} on {nodes}{f': {mesh}' if mesh else ''}" if ranks else ""),
         ("steps", str(facts["steps"]) if facts.get("steps") else ""),
         ("attempts", f"{facts['attempts']:,}" if facts.get("attempts") else ""),
         ("ended", end_text(facts)),

@@ -151,7 +151,8 @@ def _text(value: Any) -> str | None:
 
 def _ranks(source: Source) -> dict[str, Any]:
     """Ranks of the run. The number is taken from the newest attempt, because an elastic world shrinks and grows."""
-    facts: dict[str, Any] = {"num_ranks": None, "num_ranks_before": [], "num_nodes": None, "devices": [], "mesh": {}}
+    facts: dict[str, Any] = {"num_ranks": None, "world_size": None, "num_ranks_before": [], "num_nodes": None}
+    facts |= {"devices": [], "mesh": {}}
     if not source.has("ranks"):
         return facts
     ((num_ranks, num_nodes),) = source.rows(
@@ -162,6 +163,7 @@ def _ranks(source: Source) -> dict[str, Any]:
     )
     if sizes := [min(size, num_ranks) for _, size, _ in worlds if size]:
         facts["num_ranks_before"] = sorted({*sizes} - {sizes[-1]})
+        facts["world_size"] = next(size for _, size, _ in reversed(worlds) if size)
         num_ranks = sizes[-1]
     # In an attempt that has just begun, some ranks have not recorded their place in the mesh.
     newest = worlds[-1][0] if facts["num_ranks_before"] and worlds[-1][2] == num_ranks else None
@@ -170,6 +172,8 @@ def _ranks(source: Source) -> dict[str, Any]:
     ((*extents,),) = source.rows(f"SELECT {largest} FROM ranks WHERE attempt = coalesce(?, attempt)", [newest])
     kinds = source.rows("SELECT DISTINCT split_part(device, ':', 1) FROM ranks WHERE device IS NOT NULL ORDER BY 1")
     facts |= {"num_ranks": num_ranks, "num_nodes": num_nodes, "devices": [kind for (kind,) in kinds]}
+    if num_ranks < (facts["world_size"] or 0):  # the ranks without records may have the highest coordinates
+        return facts
     facts["mesh"] = {name: size for name, size in zip(names, extents, strict=True) if size and size > 1}
     return facts
 

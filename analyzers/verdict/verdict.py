@@ -18,7 +18,7 @@ from analyzers.kinds import OUR_KINDS
 from analyzers.plugin_calls.named import MAX_IN_VERDICT, failed_plugin, first_of, folded
 from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
-from analyzers.wording import counted, ranks_text
+from analyzers.wording import counted, ranks_text, recorded_ranks
 
 __all__ = ["ALREADY_OVER", "LISTED_BELOW", "outcome", "verdict", "without_unjudged"]
 
@@ -68,11 +68,7 @@ def verdict(
         last = " ".join(part for part in (gain, missing) if part)
         opening = f"{ALREADY_OVER if first.id in closed else ''}{first.summary}"
         return "\n".join(part for part in (opening, *others, last) if part)
-    extent = [
-        f"{count} {noun}{'s' * (count != 1)}"
-        for count, noun in ((facts.get("steps"), "step"), (facts.get("num_ranks"), "rank"))
-        if isinstance(count, int) and count
-    ]
+    extent = [part for part in (counted(facts.get("steps"), "step"), recorded_ranks(facts)) if part]
     seen = f" ({', '.join(extent)})" if extent else ""
     reservation = _unjudged_time(facts) or _not_recorded(findings, unjudged, facts)
     clean = f"Nothing was found{seen}, but {reservation}." if reservation else f"{CLEAN}{seen}."

@@ -43,6 +43,7 @@ from analyzers.wording import (
     group_text,
     listed,
     number,
+    of_world_size,
     ranks_before,
     ranks_text,
     rate_text,
@@ -254,7 +255,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     facts: Mapping[str, Any] = diagnosis.run
     what_if = diagnosis.what_if
     tiles = [
-        ("ranks", facts.get("num_ranks"), "{:,}"),
+        ("ranks", facts.get("num_ranks"), "{:,}" + of_world_size(facts)),
         ("steps", facts.get("steps"), "{}"),
         ("attempts", None if facts.get("attempts") == 1 else facts.get("attempts"), "{:,}"),
         ("wall time", wall_s(diagnosis.goodput, facts), "{:,.1f} s"),

@@ -137,6 +137,17 @@ def test_an_elastic_run_says_how_many_ranks_it_has_and_had() -> None:
     assert run_facts(store, {})["num_ranks"] == 2
 
 
+def test_ranks_without_records_are_ranks_of_the_run() -> None:
+    """The records of rank 3 were lost, or not collected."""
+    store = plain_run(ranks=3)
+    store.connection.execute("UPDATE ranks SET dp_shard = rank, dp_replicate = 0")
+    assert run_facts(store, {})["mesh"] == {"dp_shard": 3}
+    store.connection.execute("UPDATE ranks SET world_size = 4")
+    facts = run_facts(store, {})
+    assert (facts["num_ranks"], facts["world_size"], facts["mesh"]) == (3, 4, {})
+    assert counted_ranks(facts) == "3 of 4 ranks"
+
+
 def test_files_in_which_nothing_is_known_are_no_healthy_run() -> None:
     problems = [{"path": "x.wandb", "problem": "holds no step"}]
     facts = {"files_read": {"run of W&B (.wandb)": 1}, "file_problems": problems}
