@@ -50,7 +50,7 @@ def share(
     refuse_bad_output("--out", out)
     from analyzers.report.files import ReportError
     from analyzers.verdict.verdict import without_unjudged
-    from analyzers.wording import size_text
+    from analyzers.wording import counted, size_text
     from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
@@ -74,8 +74,7 @@ def share(
         return
     screen = console()
     screen.print(without_unjudged(packed.diagnosis.verdict).strip(), markup=False, highlight=False)
-    size = (
-        f"{size_text(packed.num_bytes)}, with {packed.num_texts} file{'s' * (packed.num_texts != 1)} of stacks and logs"
-    )
+    texts = counted(packed.num_texts, "file")
+    size = f"{size_text(packed.num_bytes)}{f', with {texts} of stacks and logs' if texts else ''}"
     command = f"rankscope analyze {shlex.quote(str(target))}"
     screen.print(f"{target}  {size}. Next: {command}", markup=False, highlight=False, soft_wrap=True)
