@@ -302,7 +302,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
         ranks=suspects,
         what=f"{who(victims, 'the ranks')} {event} another rank{details}"
         + (
-            f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'printed nothing'}"
+            f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'reported no lost connection'}"
             if suspects
             else f", {peer}: this log is from a victim"
             if peers

@@ -306,7 +306,7 @@ def _stuck(book: LogBook) -> Iterator[Candidate]:
 
 
 def _timed_out(book: LogBook) -> Iterator[Candidate]:
-    """gloo names no call, so ranks that printed nothing are suspects."""
+    """gloo names no call, so ranks that reported no timeout are suspects."""
     lines = list(book.of("gloo_timeout"))
     waiting = {entry.rank for entry in lines if entry.rank is not None}
     if not lines:
@@ -321,7 +321,8 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
         rank_class="hang",
         ranks=missing,
         what=f"{who(sorted(waiting), 'a rank')} waited {(lines[0].number('timeout_ms') or 0) / 1e3:.0f} s "
-        "for a gloo message that did not arrive" + (f", and {who(missing).lower()} printed nothing" if missing else ""),
+        "for a gloo message that did not arrive"
+        + (f", and {who(missing).lower()} reported no timeout" if missing else ""),
         why=f"{lines[0].place}: {lines[0].message[:120]}",
         is_proven=False,
         evidence={"waiting_ranks": sorted(waiting), "do": _do_of(waiting, book) if not missing else None},
