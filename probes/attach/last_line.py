@@ -7,14 +7,12 @@ It uses only the node's events, so no store or analyzer is imported into a user'
 
 from __future__ import annotations
 
-import os
-import shlex
-from pathlib import Path
 from typing import Any
 
 from ..tape import event_kinds
 from ..tape.events import read_events
 from ..tape.rundir import RunDir
+from ..tape.typed_path import analyze_command
 
 __all__ = ["last_line"]
 
@@ -23,7 +21,7 @@ _ORDER = ("critical", "warning", "info")
 
 def last_line(run: RunDir, node_rank: int) -> str:
     """Return one line: the most severe open finding, the number of open findings, and the command for the verdict."""
-    command = f"rankscope analyze {shlex.quote(_short(run.path))}"
+    command = analyze_command(run.path)
     path = run.node_dir(node_rank) / "events.jsonl"
     try:
         events = read_events(path)[0]
@@ -39,9 +37,3 @@ def last_line(run: RunDir, node_rank: int) -> str:
     fired.sort(key=lambda event: _ORDER.index(event["severity"]) if event.get("severity") in _ORDER else len(_ORDER))
     more = f" {len(fired) - 1} more." if len(fired) > 1 else ""
     return f"rankscope: {fired[0].get('summary')}{more} The verdict: {command}"
-
-
-def _short(path: Path) -> str:
-    """The path, relative to the working folder if it lies in that folder."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from probes.tape.typed_path import analyze_command
 from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "collect"]
@@ -47,5 +47,5 @@ def collect(
         echo(f"rankscope: skipped {path}", err=True)
     files = f"{done.num_files:,} file{'s' * (done.num_files != 1)}, {size_text(done.num_bytes)}"
     what = f"{counted(len(done.ranks), 'rank') or 'no rank'} of {counted(len(done.nodes), 'node')}, {files}"
-    line = f"{into}: {what}. Now: rankscope analyze {shlex.quote(str(into))}"
+    line = f"{into}: {what}. Now: {analyze_command(into)}"
     console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from probes.tape.typed_path import analyze_command
 from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "collect_evidence"]
@@ -52,5 +52,5 @@ def collect_evidence(
         return
     for name, why in collected.missing.items():
         echo(f"rankscope: no {name}: {why}", err=True)
-    line = f"{collected.archive}. Now: rankscope analyze {shlex.quote(str(into))}"
+    line = f"{collected.archive}. Now: {analyze_command(into)}"
     console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from probes.tape.typed_path import analyze_command
 from rankscope import __version__
 from rankscope.terminal import console, echo, fail
 
@@ -53,8 +54,7 @@ def demo(
         raise typer.Exit(code)
     run = runs_dir / "latest"
     port = _port_of_links() if serve else 0
-    command = f"rankscope analyze {shlex.quote(str(run))}"
-    screen.print(f"\n$ {command}", style="bold", highlight=False, markup=False, soft_wrap=True)
+    screen.print(f"\n$ {analyze_command(run)}", style="bold", highlight=False, markup=False, soft_wrap=True)
     from rankscope.commands.analyze import analyze
 
     analyze([run], output="text", fail_on="", why_spike="")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from probes.tape.typed_path import analyze_command
 from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "dumps"]
@@ -45,6 +45,6 @@ def dumps(
         print_json({"folder": str(into), "ranks": sorted(fetched.ranks), "silent": silent})
         raise typer.Exit(1 if fetched.silent else 0)
     what = f"{len(fetched.ranks)} rank{'s' * (len(fetched.ranks) != 1)}"
-    line = f"{into}: dumps of {what}. Now: rankscope analyze {shlex.quote(str(into))}"
+    line = f"{into}: dumps of {what}. Now: {analyze_command(into)}"
     console().print(line, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(1 if fetched.silent else 0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from probes.tape.typed_path import analyze_command
 from rankscope import __version__
 from rankscope.terminal import (
     FormatOption,
@@ -76,5 +76,4 @@ def share(
     screen.print(without_unjudged(packed.diagnosis.verdict).strip(), markup=False, highlight=False)
     texts = counted(packed.num_texts, "file")
     size = f"{size_text(packed.num_bytes)}{f', with {texts} of stacks and logs' if texts else ''}"
-    command = f"rankscope analyze {shlex.quote(str(target))}"
-    screen.print(f"{target}  {size}. Next: {command}", markup=False, highlight=False, soft_wrap=True)
+    screen.print(f"{target}  {size}. Next: {analyze_command(target)}", markup=False, highlight=False, soft_wrap=True)

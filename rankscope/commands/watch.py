@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated
 
 import typer
 
+from probes.tape.typed_path import analyze_command
 from rankscope.terminal import RunArgument, echo, fail
 
 __all__ = ["EPILOG", "watch"]
@@ -45,5 +45,5 @@ def watch(
     except StoreError as error:  # such as a read-only folder
         fail(str(error))
     if code == 0 and all_ended(RunDir(run)):
-        echo(f"{run} has ended. Next: rankscope analyze {shlex.quote(str(run))}")
+        echo(f"{run} has ended. Next: {analyze_command(run)}")
     end_process(code)

@@ -7,7 +7,6 @@ print_result(drill.tally, plan, console)
 
 from __future__ import annotations
 
-import shlex
 import time
 from types import TracebackType
 
@@ -18,6 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from probes.tape.typed_path import analyze_command
 from trainer.drills.scenario import DrillPlan, Scenario
 from trainer.drills.tally import Row, Tally
 from trainer.faults.catalogue import CATALOGUE, NOT_DRILLED
@@ -144,9 +144,7 @@ def print_result(tally: Tally, plan: DrillPlan, console: Console, *, interrupted
             for line in row.problems:
                 console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
             if row.run is not None:
-                console.print(
-                    f"  rankscope analyze {escape(shlex.quote(str(row.run)))}", highlight=False, soft_wrap=True
-                )
+                console.print(f"  {escape(analyze_command(row.run))}", highlight=False, soft_wrap=True)
     skipped: dict[str, list[str]] = {}
     for name, mesh, reason in plan.skipped:
         skipped.setdefault(f"{name}: {reason}", []).append(mesh)

@@ -19,8 +19,8 @@ from rich.markup import escape
 from analyzers.wording import counted
 from probes.attach.retention_line import retention_line
 from probes.tape.rundir import RunDir
+from probes.tape.typed_path import as_typed
 from trainer.config.config import Config
-from trainer.config.launch_folder import as_typed
 from trainer.config.load import ConfigError, changed_config, check_trackers, load_config
 from trainer.config.machine import check_machine, check_ranks_here, may_have_gpu
 from trainer.config.paths import check_paths

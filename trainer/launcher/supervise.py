@@ -16,9 +16,9 @@ from rich.markup import escape
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
+from probes.tape.typed_path import analyze_command, as_typed
 from probes.tape.unwritten import restore_unwritten
 from trainer.config.config import Config
-from trainer.config.launch_folder import as_typed
 from trainer.exit_codes import EXIT_FAILED, EXIT_MISTAKE, EXIT_PREEMPTED
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.processes.rank_processes import RankProcesses
@@ -208,16 +208,15 @@ def _record_end(events: EventWriter, node: Node, outcome: Outcome) -> None:
 
 def _print_outcome(run: RunDir, outcome: Outcome, console: Console) -> None:
     count, shown = outcome.restarts, escape(as_typed(run.path))
-    quoted = escape(shlex.quote(as_typed(run.path)))
+    analyze = escape(analyze_command(run.path))
     restarted = f" after {count} restart{'s' * (count > 1)}" if count else ""
     if outcome.exit_code == 0:
-        console.print(
-            f"[green]Finished[/]{restarted}. Next: [bold]rankscope analyze {quoted}[/]", highlight=False, soft_wrap=True
-        )
+        console.print(f"[green]Finished[/]{restarted}. Next: [bold]{analyze}[/]", highlight=False, soft_wrap=True)
         return
     title, message = _TITLES[outcome.reason], escape(outcome.message)
     print_wrapped(console, f"[red]{title}[/]{restarted}. {message}")
     if outcome.reason in ("preempted", "interrupted"):
+        quoted = escape(shlex.quote(as_typed(run.path)))
         console.print(f"To continue: [bold]rankscope train --resume {quoted}[/]", highlight=False, soft_wrap=True)
         return
-    console.print(f"Next: [bold]rankscope analyze {quoted}[/]. Logs: {shown}/logs", highlight=False, soft_wrap=True)
+    console.print(f"Next: [bold]{analyze}[/]. Logs: {shown}/logs", highlight=False, soft_wrap=True)

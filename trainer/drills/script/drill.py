@@ -9,7 +9,6 @@ the clean run is a false alarm.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from probes.attach.injected_fault import InjectedFault
+from probes.tape.typed_path import analyze_command
 from trainer.drills.script.execute import Plan, execute
 from trainer.drills.script.faults import SCRIPT_FAULTS
 from trainer.drills.script.score import ScriptRow, median_step_s, score
@@ -83,7 +83,7 @@ def print_rows(rows: Sequence[ScriptRow], console: Console) -> None:
         texts = [row.problem, row.summary, *(f"False alarm: {text}" for text in row.false_alarms)]
         for text in filter(None, texts):
             console.print(f"  {escape(text)}", highlight=False, soft_wrap=True)
-        console.print(f"  rankscope analyze {escape(shlex.quote(row.run))}", highlight=False, soft_wrap=True)
+        console.print(f"  {escape(analyze_command(Path(row.run)))}", highlight=False, soft_wrap=True)
     expected = [row for row in rows if row.is_injected and SCRIPT_FAULTS[row.fault].kinds]
     right = sum(row.is_right for row in expected)
     alarms = sum(len(row.false_alarms) for row in rows)

@@ -39,6 +39,7 @@ from probes.tape.events import EventWriter, read_events
 from probes.tape.files.held_folder import HeldFolder
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
 from probes.tape.signal_names import signal_name
+from probes.tape.typed_path import analyze_command, as_typed
 from store import StoreError
 from trainer.launcher.node import Node
 from trainer.launcher.stop_signals import StopSignals
@@ -189,10 +190,10 @@ class FollowedRun:
         except (RunError, StoreError, OSError) as error:
             return [f"The run cannot be analyzed: {escape(str(error))}."]
         worst = diagnosis.fired[0] if diagnosis.fired else None
-        return verdict_lines(worst, without_unjudged(diagnosis.verdict), _short(run.path))
+        return verdict_lines(worst, without_unjudged(diagnosis.verdict), as_typed(run.path))
 
     def _report_line(self, run: RunDir) -> str:
-        return f"[bold]Report[/]   rankscope analyze {escape(shlex.quote(_short(run.path)))}"
+        return f"[bold]Report[/]   {escape(analyze_command(run.path))}"
 
     def _print(self, line: str) -> None:
         self._is_verdict_last = False
@@ -212,10 +213,10 @@ class FollowedRun:
             if self._run is None:
                 self._run = RunDir(found.run)
                 self._event_bytes = _size(self._node_events(self._run))  # an earlier launch has printed these events
-                self._print_uncut(f"Recording to [bold]{escape(_short(found.run))}[/]")
+                self._print_uncut(f"Recording to [bold]{escape(as_typed(found.run))}[/]")
                 # the script's output fills this terminal, so point to the live table for another one
                 if self._console.is_terminal:
-                    top = f"rankscope top {escape(shlex.quote(_short(found.run)))}"
+                    top = f"rankscope top {escape(shlex.quote(as_typed(found.run)))}"
                     self._print_uncut(f"[dim]Ranks live, in another terminal: {top}[/]")
             if self._held is None:
                 self._held = HeldFolder(self._run.path)
@@ -275,14 +276,6 @@ class FollowedRun:
 
     def _node_events(self, run: RunDir) -> Path:
         return run.node_dir(self._node_rank) / "events.jsonl"
-
-
-def _short(path: Path) -> str:
-    """A path as the user would type it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def _size(path: Path) -> int:
