@@ -150,7 +150,7 @@ def _numerics(book: LogBook) -> list[Candidate]:
     lines += [*book.of("loss_scale_floor"), *norms]
     if not lines:
         return []
-    ranks = ranks_of(lines)
+    ranks = ranks_of([one for one in lines if not one.number("num")])  # Megatron's last rank prints `num` for all ranks
     if norms:  # if no rank's norm is finite, the norms identify no rank
         ranks = norms[0].ranks() if norms[0].number("nonfinite") != norms[0].number("listed") else ()
     step = next((entry.number("step") for entry in lines if entry.number("step") is not None), None)

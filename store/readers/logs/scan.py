@@ -359,7 +359,8 @@ class _Scan:
         )
         if match is None and rule.role != "hint":  # a terminal may have wrapped the line
             following = next(self._following(window, line_end), None)
-            match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None
+            if following and not rule.pattern.search(following[1]):  # otherwise it is a message of its own
+                match = rule.pattern.search(text.rstrip() + following[1].strip())
             rest = islice(self._following(window, line_end), 1, NEAR_LINES)
             if match is None and rule.role == "hang" and not any(line.strip() for _, line in rest):
                 return {"is_cut": 1}  # the file ends before this block is complete

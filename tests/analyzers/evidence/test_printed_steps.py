@@ -82,6 +82,16 @@ def test_the_gradient_before_the_loss(tmp_path: Path) -> None:
     assert "rank 0" not in found[0].summary
 
 
+@pytest.mark.parametrize("prefix", ["", "[default3]:"])
+def test_a_count_of_nan_iterations_is_dated_by_its_own_line_and_blames_no_printer(tmp_path: Path, prefix: str) -> None:
+    line = f"{prefix} iteration {{step:8}}/     100 | elapsed time per iteration (ms): 1234.5 | "
+    line += "learning rate: 1.0E-04 | lm loss: {loss} | grad norm: {loss} | number of nan iterations:   {num} |\n"
+    text = "".join(line.format(step=step, loss=6.1, num=0) for step in (10, 20, 30))
+    first = _diagnosis(tmp_path, text + line.format(step=40, loss="nan", num=1)).fired[0]
+    assert (first.kind, first.first_step, first.ranks) == ("non_finite", 40, ())
+    assert "train.log:4" in first.evidence["basis"]
+
+
 def test_a_divergence_is_one_finding(tmp_path: Path) -> None:
     found = _diagnosis(tmp_path, printed("hf_lines", steps=300, diverge_from=200)).fired
     assert len(found) == 1
