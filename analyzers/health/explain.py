@@ -95,7 +95,7 @@ WHY: Mapping[str, Callable[[Finding], str]] = {
     "host_pressure": _why(_why_pressure),
 }
 NEXT: Mapping[str, Callable[[Finding], str]] = {
-    "xid": lambda finding: sentence(str(finding.evidence.get("action") or "see the runbook").replace(";", ",")),
+    "xid": lambda finding: sentence(str(finding.evidence.get("action") or "see the runbook")),
     "gpu_memory_errors": _by_cause(
         {
             "corrected": "Watch whether the rate rises, and reset the device at the next opportunity.",

@@ -13,11 +13,14 @@ from analyzers.logs.exceptions import relevance
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.logs.wording import DO_OF_LINE
+from analyzers.wording import sentence
 
 __all__ = ["ends_no_device", "host_candidates", "when_of"]
 
 PROGRAM_XIDS = (13, 31, 43, 69)
 """Xids that the program itself causes."""
+_GRAVEST_FIRST = ("replace", "reboot", "reset_gpu", "check_mechanicals", "update_driver", "check_app", "restart_app")
+"""What NVIDIA advises after an Xid; of several Xids, the advice for the gravest is given."""
 FOLLOWING_XIDS = (45, 66)
 """Xids that only follow another one, or the end of a process."""
 _END_ROLES = ("root", "victim", "hang", "death", "nccl", "exception", "outside")
@@ -78,7 +81,9 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         before = f" after {len(errors)} PCIe error{'s' * (len(errors) > 1)}" if errors else ""
         if codes:
             actions = {table[str(code)]["action"] for code in codes if str(code) in table}
-            is_lost = bool(actions & {"reset_gpu", "reboot", "replace"})
+            gravest = next((action for action in _GRAVEST_FIRST if action in actions), "")
+            is_lost = gravest in ("replace", "reboot", "reset_gpu")
+            advice = sentence(xid_table()["action"][gravest]) if gravest else None
             event = "lost its GPU" if is_lost else "met an error of its GPU"
             what = f"{who(ranks, f'the rank on {where}')} {event}: the kernel reports XID "
             if is_gauge:
@@ -95,6 +100,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
                 state = "fell off the bus"
             what = f"{where[:1].upper()}{where[1:]} {state}{before}"
             what += f": {who(ranks)} ran on it" if ranks else ""
+            advice = DO_OF_LINE[do]
         yield from_lines(
             "device_error",
             lines,
@@ -108,7 +114,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
                 "device": bus or None,
                 "host": host,
                 "pcie_errors": len(errors) or None,
-                "do": None if codes else DO_OF_LINE[do],
+                "do": advice,
             },
             collect=()
             if is_sure
@@ -192,7 +198,7 @@ def _drained(book: LogBook) -> Iterator[Candidate]:
                 "do": "Check whether the job used that node at that time (sacct), and exclude the node until the "
                 "cause is fixed.",
             },
-            collect=("sacct -j JOB --format=JobID,State,ExitCode,NodeList,End", "dmesg -T # on that node"),
+            collect=("sacct -j JOB --format=JobID,State%20,ExitCode,NodeList%40,End", "dmesg -T # on that node"),
         )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzers.report.wording.explained import next_step
 from tests.analyzers.evidence.written import diagnosed
 
 AT = "[Mon Apr  6 07:10:00 2026] "
@@ -134,19 +135,20 @@ def test_an_error_that_the_device_has_dealt_with_ends_no_rank(tmp_path: Path, te
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "said", "advice"),
     [
-        ("94, pid=71, name=python, Contained: SM", "met an error of its GPU"),
-        ("74, pid=71, NVLink: fatal error detected on link 2", "met an error of its GPU"),
-        ("149, NETIR Fatal XC0 i0 Link 02 (0x1 0x2)", "lost its GPU"),
-        ("79, pid=71, GPU has fallen off the bus.", "lost its GPU"),
-        ("999, pid=71, a code of a later driver", "met an error of its GPU"),
+        ("94, pid=71, name=python, Contained: SM", "met an error of its GPU", "Start the run again. "),
+        ("74, pid=71, NVLink: fatal error detected on link 2", "met an error of its GPU", "Run nvidia-smi nvlink -s"),
+        ("149, NETIR Fatal XC0 i0 Link 02 (0x1 0x2)", "lost its GPU", "nvidia-smi --gpu-reset"),
+        ("79, pid=71, GPU has fallen off the bus.", "lost its GPU", "Reboot the host"),
+        ("999, pid=71, a code of a later driver", "met an error of its GPU", "ECC,ROW_REMAPPER"),
     ],
 )
-def test_a_gpu_is_lost_only_if_it_has_to_be_reset(tmp_path: Path, text: str, said: str) -> None:
+def test_a_gpu_is_lost_only_if_it_has_to_be_reset(tmp_path: Path, text: str, said: str, advice: str) -> None:
     finding = diagnosed(tmp_path, "dmesg.txt", CODE.format(text=text)).fired[0]
     assert (finding.kind, finding.cause) == ("rank_lost", "device_error")
     assert f"The rank on GPU 0000:4e:00 {said}: the kernel reports XID {text.split(',')[0]}" in finding.summary
+    assert advice in next_step(finding)
 
 
 def test_an_adapter_whose_firmware_stopped_is_quoted_whole(tmp_path: Path) -> None:
