@@ -222,13 +222,13 @@ def _hosts(book: LogBook) -> int:
 
 
 def _wrong_interface(what: str, lines: list[LogLine], broken: list[LogLine], name: str) -> Candidate:
+    exclusion = ", or exclude lo and docker0 (NCCL_SOCKET_IFNAME=^lo,docker0)" if name.startswith("NCCL") else ""
     return from_lines(
         "no_interface", (*lines[:4], *broken[:4]),
         rank_class="network",
         what=what,
         why=lines[0].quoted,
         is_proven=False,
-        evidence={"do": f"Set {name} to the interface that all nodes share (`ip -br addr`), or exclude lo and docker0 "
-                  f"({name}=^lo,docker0)."},
+        evidence={"do": f"Set {name} to the interface that all nodes share (`ip -br addr`){exclusion}."},
         collect=("ip -br addr # on every host",),
     )  # fmt: skip

@@ -142,6 +142,7 @@ def test_gloo_on_a_hosts_own_address_is_the_wrong_interface(tmp_path: Path, text
     first = diagnosed(tmp_path, "job.log", text).fired[0]
     assert (first.cause, first.ranks) == ("no_interface", ())
     assert "GLOO_SOCKET_IFNAME" in next_step(first)
+    assert "^" not in next_step(first)  # gloo takes names only; NCCL alone can exclude some
 
 
 # ---- the loss scale of fp16 ----
