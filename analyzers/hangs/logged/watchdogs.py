@@ -165,7 +165,7 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
             "not_entered", missing, members, is_proven=False,
             what=f"{who(missing)} reported no timeout while {ranks_text(sorted(members))} waited "
             f"in {first.call}{_for(first)}",
-            why="every rank that waits in the call reports a timeout, and these ranks reported none",
+            why=f"a rank that waits in the call usually reports a timeout, and {ranks_text(missing)} reported none",
         )  # fmt: skip
     whole = book.world_size is not None and len(members) >= book.world_size
     everybody = f"All {len(members)} ranks" if whole else who(tuple(members))
@@ -175,12 +175,12 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
     same = "the same " if len(members) > 1 else ""
     found = _candidate(
         "all_entered", (), members, is_proven=False,
-        what=f"{everybody} waited in {same}{first.call}{_for(first)}, and it never completed{others}",
+        what=f"{everybody} waited in {same}{first.call}{_for(first)}, and it did not complete{others}",
         why="no line says that a rank was missing" if whole else "these files do not show how many ranks the job has",
     )  # fmt: skip
-    if whole or not unseen:
+    if whole:
         return found
-    do = "Add the logs of the other ranks: one may have missed the call or failed earlier. Otherwise look at the "
+    do = "Add the logs of all other ranks: one may have missed the call or failed earlier. Otherwise look at the "
     return replace(found, evidence={**found.evidence, "do": f"{do}devices and links of these ranks (`dmesg -T`)."})
 
 

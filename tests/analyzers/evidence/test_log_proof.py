@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzers.report.wording.explained import next_step
 from tests.analyzers.evidence.test_logs import diagnose, watchdog
 
 OWN = '{label}Traceback (most recent call last):\n{label}  File "/job/{file}.py", line 7, in step\n{label}{error}\n'
@@ -167,3 +168,4 @@ def test_sigabrt_alone_is_a_suspicion(tmp_path: Path) -> None:
 def test_silent_ranks_are_no_suspects_of_a_dead_watchdog_line(tmp_path: Path) -> None:
     first = diagnose(tmp_path, job="".join(watchdog(rank) for rank in range(4))).fired[0]
     assert (first.ranks, first.cause) == ((), "all_entered")
+    assert "no rank is missing" not in next_step(first)  # the files do not show how many ranks the job has
