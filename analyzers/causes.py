@@ -96,13 +96,13 @@ _LOST_RANKS = (
           do="Check the power, kernel log and network of that node, and start again without it."),
     Cause(name="connection_lost", kind="rank_lost",
           do="Check the network between the hosts at that time, and the end of every rank's log: the log of the rank "
-          "that ended first names the cause.",
+          "that ended first is the likeliest to name the cause.",
           collect=("the logs of all ranks", _KERNEL)),
     Cause(name="host_out_of_memory", kind="rank_lost",
           do="Give the job more host memory, or use fewer loader workers and less caching per process.",
           log_text="{who} could not allocate host memory{at}"),
     Cause(name="device_error", kind="rank_lost",
-          do="Drain the node, run `nvidia-smi -q -d ECC,PAGE_RETIREMENT` and `dmesg -T | grep -i xid` on it, "
+          do="Drain the node, run `nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg -T | grep -i xid` on it, "
           "and reset or replace the GPU.",
           log_text="{who} reported a device error: {error}"),
     Cause(name="device_assert", kind="rank_lost", by_user=True,
@@ -166,7 +166,8 @@ _LOST_RANKS = (
           log_text="Not all ranks joined the rendezvous: {error}",
           collect=("the launcher's log of every node", "nc -vz MASTER_ADDR MASTER_PORT # from every node")),
     Cause(name="port_in_use", kind="rank_lost", blame="link",
-          do="Choose another MASTER_PORT (--rdzv-endpoint host:0), or end the process that still holds it.",
+          do="Choose another MASTER_PORT (torchrun --standalone does so on a single node), or end the process that "
+          "still holds it.",
           log_text="A port is taken by another process: {error}"),
     Cause(name="port_denied", kind="rank_lost", blame="link",
           do="Choose a MASTER_PORT of 1024 or more: only root may listen on a lower one.",
@@ -175,7 +176,7 @@ _LOST_RANKS = (
           do="Raise `ulimit -l` where the processes start (limits.conf, docker run --ulimit memlock=-1).",
           log_text="The locked-memory limit is too low for RDMA: {error}"),
     Cause(name="nccl_error", kind="rank_lost", blame="link", is_proven_by_line=False,
-          do="Run again with NCCL_DEBUG=WARN: NCCL then prints the cause.",
+          do="Run again with NCCL_DEBUG=WARN: NCCL then usually prints the cause.",
           log_text="{who} got an error from NCCL that does not name its cause: {error}",
           collect=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET # in the environment of the next run",)),
     Cause(name="unnamed_error", kind="rank_lost",
@@ -201,7 +202,7 @@ _HANGS = (
           record_text="{who} {do} not respond{at}: asleep in native code that holds Python's lock (GIL), "
           "{doing}{where}"),
     Cause(name="data", kind="hang", by_user=True,
-          do="Inspect the data loader of {ranks}: {stacks_are} in the evidence.",
+          do="Inspect the data loader of {ranks}{stack}, and the data being read.",
           record_text="{who} {hang} in the data loader{at}{inside}"),
     Cause(name="checkpoint", kind="hang", do="Check the disk that {ranks} {writes} to.",
           record_text="{who} {hang} writing a checkpoint{at}{inside}"),
@@ -256,7 +257,7 @@ SIGNALS: Mapping[str, Cause] = {
         do="Check `dmesg -T` of the {hosts} of {ranks} for the out-of-memory killer, and find out who else could have "
            "killed {them}.",
         collect=(_KERNEL, "cat /sys/fs/cgroup/memory.events # oom_kill of the job's cgroup",
-                 "sacct -j JOB --format=JobID,State,ExitCode,MaxRSS    |    kubectl describe pod POD")),
+                 "sacct -j JOB --format=JobID,State%20,ExitCode,MaxRSS    |    kubectl describe pod POD")),
     "SIGSEGV": Cause(name="signal", kind="rank_lost", record_text="died of {signal}",
         do="Find the native {stacks} of {ranks}: a core dump, or {its} {log} with `PYTHONFAULTHANDLER=1`.",
         collect=(_KERNEL, "coredumpctl gdb # or: python -X faulthandler")),
@@ -265,7 +266,7 @@ SIGNALS: Mapping[str, Cause] = {
            "the full one (docker run --ipc=host or --shm-size).",
         collect=("df -h /dev/shm # on the host of that rank", _KERNEL)),
     "SIGABRT": Cause(name="signal", kind="rank_lost", record_text="died of {signal}",
-        do="Read the lines before the abort in the {log} of {ranks}: the library that aborted states why.",
+        do="Read the lines before the abort in the {log} of {ranks}: the library that aborted usually states why.",
         collect=("python -X faulthandler", _KERNEL)),
 }  # fmt: skip
 """Rows of the cause `signal` for signals with a more specific next step."""
@@ -283,13 +284,13 @@ for hangs without a known cause."""
 WORDS: Mapping[bool, Mapping[str, str]] = {
     True: {
         "it": "it", "them": "it", "itself": "itself", "its": "its", "its_host": "its host", "log": "log", "end": "end",
-        "process": "process", "hosts": "host", "stacks": "stack", "stacks_are": "its stack is",
+        "process": "process", "hosts": "host", "stacks": "stack",
         "writes": "writes its checkpoint",
     },
     False: {
         "it": "they", "them": "them", "itself": "themselves", "its": "their", "its_host": "their hosts",
         "log": "logs", "end": "ends", "process": "processes", "hosts": "hosts", "stacks": "stacks",
-        "stacks_are": "their stacks are", "writes": "write their checkpoints",
+        "writes": "write their checkpoints",
     },
 }  # fmt: skip
 """Words in a next step that depend on the number of ranks: for one rank (True), and for several or unknown ones."""

@@ -86,3 +86,17 @@ def test_a_signal_has_a_next_step_of_its_own() -> None:
     assert "out-of-memory killer" in next_step("signal", (3,), signal="SIGKILL")
     assert "core dump" in next_step("signal", (3,), signal="SIGSEGV")
     assert next_step("signal", (3,), signal="SIGFPE") == next_step("vanished", (3,))
+
+
+def test_a_next_step_refers_to_no_stack_that_is_not_known() -> None:
+    assert "stack" not in next_step("data", (3,))
+    assert "(in loader.py:51 next_batch)" in next_step("data", (3,), stack=" (in loader.py:51 next_batch)")
+
+
+def test_a_queried_state_of_a_job_is_not_cut_off() -> None:
+    """The default width of sacct's State cuts "CANCELLED by 1000" to "CANCELLED+"."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "analyzers").rglob("*.py")]
+    texts.append((ROOT / "docs" / "runbook.md").read_text(encoding="utf-8"))
+    queries = [query for text in texts for query in re.findall(r"sacct -j JOB\b[^\"`\n]*", text)]
+    assert len(queries) >= 4
+    assert [query for query in queries if "State%" not in query] == []

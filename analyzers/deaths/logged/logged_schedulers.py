@@ -141,5 +141,5 @@ def outside_causes(book: LogBook) -> Iterator[Candidate]:
             else "The launcher got SIGHUP: the terminal or session that it was started in was closed",
             severity="warning",
             evidence={"do": _HANGUP_DO} if is_hangup else {},
-            collect=("sacct -j JOB --format=JobID,State,ExitCode,Reason,End", "last -x | head"),
+            collect=("sacct -j JOB --format=JobID,State%30,ExitCode,Reason,End", "last -x | head"),
         )
