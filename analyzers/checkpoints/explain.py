@@ -43,7 +43,7 @@ WHY: Mapping[str, Callable[[Finding], str]] = {
 }
 NEXT: Mapping[str, Callable[[Finding], str]] = {
     "checkpoint_failed": lambda finding: (
-        "Check the address, its credentials and the service. The checkpoints on disk are complete."
+        "Check the address, its credentials and the service. The checkpoints on disk are not affected."
         if finding.evidence.get("tier") == "remote"
         else "Free space on the disk, or repair the file system that the reason names."
     ),

@@ -60,7 +60,7 @@ def _finding(source: Source, attempt: int, files: dict[int, list[str]], all_atte
     view = AttemptView(attempt=attempt, ranks={}, world_size=len(ranks))
     summary = (
         f"Records incomplete: {ranks_text(ranks)} began attempt {attempt}, but none of their records survived and "
-        "nothing recorded how they ended. The machine lost power, or they were killed within seconds of their start."
+        "nothing recorded how they ended. Perhaps the machine lost power, or they were killed soon after their start."
     )
     evidence = {"lost_files": sorted(path for paths in files.values() for path in paths)}
     restart = restart_sentence(source, attempt, all_attempts) if source.has("steps") else ""

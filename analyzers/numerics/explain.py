@@ -120,7 +120,7 @@ def _after_non_finite(finding: Finding) -> str:
     if finding.cause == "reduction" and not finding.evidence.get("replay_verdict"):
         return "Reduce gradients in fp32, or lower the loss scale in fp16: each rank's gradient was finite."
     if finding.evidence.get("named_by") == NORM:
-        return "Lower the loss scale, or clip harder: the squares of the gradients exceed the largest float32."
+        return "Lower the loss scale or the learning rate: the squares of the gradients exceed the largest float32."
     return {
         "transient": f"If {ranks} {'does' if len(finding.ranks) == 1 else 'do'} this again, test the device.{fine}",
         "batch": "Inspect the samples named, or those with the highest loss.",

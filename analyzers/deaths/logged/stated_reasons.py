@@ -84,8 +84,8 @@ _SETTINGS = Reason(
     do="Correct that environment variable, or that entry of the rank table, on the hosts that report it.",
 )
 _TERMINATED = Reason(
-    do="A process sent SIGTERM to the loader's worker, which the out-of-memory killer never does: find out who or what "
-    "ended the job, or its processes, at that time."
+    do="A process sent SIGTERM to the loader's worker, which the kernel's out-of-memory killer never does: find out "
+    "who or what ended the job, or its processes, at that time."
 )
 _PLUGIN = Reason(text="NCCL's network plugin could not open its device: {error}")
 _NCCL = Reason(

@@ -354,4 +354,4 @@ def _do_of(waiting: Collection[int], book: LogBook) -> str | None:
     """Advice to read the logs of ranks that these files do not show waiting; None if all ranks wait."""
     if book.world_size is not None and len(waiting) >= book.world_size:
         return None
-    return "Read the end of the other ranks' logs: one of them made this call late or never, and its log shows why."
+    return "Read the end of the other ranks' logs: one of them made this call late or never, and its log may show why."
