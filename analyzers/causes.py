@@ -276,9 +276,10 @@ COLLECT: Mapping[str, tuple[str, ...]] = {
     "contested": ("the logs with a time on each line: torchrun --log-dir logs --tee 3", _KERNEL),
     "ray": ("ls -t /tmp/ray/session_latest/logs/worker-*.err # on the node of that worker", _KERNEL),
     "hang": (_STACKS, _DUMPS, _KERNEL),
+    "timeout": (_DUMPS, _STACKS, _KERNEL),
 }
-"""What to collect, by cause or signal. Other keys: `contested` for errors that contradict each other, `ray`, and `hang`
-for hangs without a known cause."""
+"""What to collect, by cause or signal. Other keys: `contested` for errors that contradict each other, `ray`, `hang` for
+hangs without a known cause, and `timeout` for hangs that a timeout has ended, so that no stack can be taken now."""
 
 
 WORDS: Mapping[bool, Mapping[str, str]] = {

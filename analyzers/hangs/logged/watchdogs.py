@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from analyzers.causes import COLLECT
 from analyzers.hangs.mismatches import Mismatch, compare_calls, is_sized
 from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.exceptions import relevance
@@ -296,6 +297,7 @@ def _candidate(
         what=what,
         why=why if ":" in why else f"{first.entry.place}: {why}",
         is_proven=is_proven,
+        collect=COLLECT["timeout"],
         evidence={
             "op": first.op, "seq": first.seq, "waiting_ranks": waiting, "silent_s": round(first.ran_s, 1),
             "sequence_numbers": {str(rank): wait.seq for rank, wait in sorted(members.items())[:32]},

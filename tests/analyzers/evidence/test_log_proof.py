@@ -169,3 +169,4 @@ def test_silent_ranks_are_no_suspects_of_a_dead_watchdog_line(tmp_path: Path) ->
     first = diagnose(tmp_path, job="".join(watchdog(rank) for rank in range(4))).fired[0]
     assert (first.ranks, first.cause) == ((), "all_entered")
     assert "no rank is missing" not in next_step(first)  # the files do not show how many ranks the job has
+    assert "To settle it: TORCH_FR_BUFFER_SIZE=2000" in next_step(first)  # the processes that waited have ended
