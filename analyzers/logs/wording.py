@@ -35,6 +35,8 @@ DO_OF_LINE: Mapping[str, str] = {
     "`echo $LD_LIBRARY_PATH`, and keep one version of each (NCCL, cuDNN, cuBLAS).",
     "bitsandbytes_setup": "Run `python -m bitsandbytes` on that node, and install a version with a build for torch's "
     "CUDA (`torch.version.cuda`); libcudart must be in LD_LIBRARY_PATH.",
+    "driver_too_old": "The driver of that host is older than this build's CUDA needs: update the driver (`nvidia-smi` "
+    "prints its version), or install a build for an older CUDA (`torch.version.cuda`).",
     "architecture_missing": "This build of torch or of an extension has no code for that GPU: install one for its "
     "architecture (`torch.cuda.get_arch_list()`).",
     "library_handle": "The library could not initialise. Usually the device's memory is full (`nvidia-smi`, a "
