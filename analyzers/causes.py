@@ -70,7 +70,7 @@ _CODE_OF_CALL = "Inspect the {stacks} of {ranks}{stack} and the code around the 
 
 _LOST_RANKS = (
     Cause(name="exception", kind="rank_lost", by_user=True,
-          do="Fix that line. The other ranks' connection errors and timeouts follow from it.",
+          do="Fix this error first: connection errors and timeouts of other ranks usually follow from it.",
           record_text="died of {error}{at}", log_text="{who} raised {error}{at}"),
     Cause(name="signal", kind="rank_lost", do=_LOG_AND_HOST, record_text="died of {signal}",
           collect=(_KERNEL, "python -X faulthandler")),

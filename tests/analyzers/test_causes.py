@@ -100,3 +100,7 @@ def test_a_queried_state_of_a_job_is_not_cut_off() -> None:
     queries = [query for text in texts for query in re.findall(r"sacct -j JOB\b[^\"`\n]*", text)]
     assert len(queries) >= 4
     assert [query for query in queries if "State%" not in query] == []
+
+
+def test_an_exception_without_a_line_refers_to_none() -> None:
+    assert "line" not in next_step("exception", (3,))

@@ -22,7 +22,7 @@ from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.exceptions import relevance
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.run.calls.recorded_calls import Call
-from analyzers.wording import ranks_text
+from analyzers.wording import counted, ranks_text
 
 __all__ = ["watchdog_candidates"]
 
@@ -53,7 +53,8 @@ class Wait:
     @property
     def call(self) -> str:
         """`ALLREDUCE #1580 of 466 elements`"""
-        return f"{self.op or 'call'} #{self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
+        elements = counted(self.num_elements, "element")
+        return f"{self.op or 'call'} #{self.seq}{f' of {elements}' if elements else ''}"
 
     @property
     def as_call(self) -> Call:

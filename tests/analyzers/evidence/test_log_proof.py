@@ -170,3 +170,8 @@ def test_silent_ranks_are_no_suspects_of_a_dead_watchdog_line(tmp_path: Path) ->
     assert (first.ranks, first.cause) == ((), "all_entered")
     assert "no rank is missing" not in next_step(first)  # the files do not show how many ranks the job has
     assert "To settle it: TORCH_FR_BUFFER_SIZE=2000" in next_step(first)  # the processes that waited have ended
+
+
+def test_a_call_of_one_element_is_written_in_the_singular(tmp_path: Path) -> None:
+    first = diagnose(tmp_path, job="".join(watchdog(rank, op="BROADCAST", numel=1) for rank in range(4))).fired[0]
+    assert "in the same BROADCAST #80 of 1 element for" in first.summary
