@@ -244,7 +244,5 @@ def _refine(values: npt.NDArray[np.float32], begin: int, end: int, length: int, 
     low = max(0, begin - length)
     gains = np.cumsum(votes[low:end][::-1])[::-1]
     refined_begin = low + int(np.argmax(gains))
-    low, high = max(refined_begin + 1, end - length), min(len(values), end + length)
-    gains = np.cumsum(votes[low:high])
-    refined_end = low + int(np.argmax(gains)) + 1 if len(gains) else end
-    return refined_begin, refined_end
+    gains = np.cumsum(votes[refined_begin : end + length])
+    return refined_begin, refined_begin + int(np.argmax(gains)) + 1

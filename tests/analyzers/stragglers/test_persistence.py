@@ -24,3 +24,13 @@ def test_the_begin_is_that_of_the_slowness_and_not_of_a_disturbance_before(
         excess[3, disturbed_first : disturbed_first + 5] += 1.5
     (segment,) = find_segments(excess)
     assert (segment.row, segment.begin, segment.end) == (3, FIRST_SLOW, 110)
+
+
+@pytest.mark.parametrize("seed", range(tried(1, nightly=3)))
+def test_the_end_is_that_of_the_slowness_and_not_of_a_small_excess_after(seed: int) -> None:
+    """Half as slow again for 40 observations, then 3 % for 20, which is above the noise of eight quiet ranks."""
+    excess: Matrix = np.random.default_rng(seed).normal(0, 0.002, (8, 120)).astype(np.float32)
+    excess[1, 40:80] += 0.5
+    excess[1, 80:100] += 0.03
+    (segment,) = find_segments(excess)
+    assert (segment.row, segment.begin, segment.end) == (1, 40, 80)
