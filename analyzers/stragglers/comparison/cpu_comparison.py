@@ -24,7 +24,7 @@ from analyzers.policy import SHARED
 from analyzers.robust import complete, others_median
 from analyzers.source import Ints, Source, floats, ints
 from analyzers.stragglers.comparison.peer_comparison import Straggler, measured, outlasts_bursts
-from analyzers.stragglers.comparison.persistence import find_segments
+from analyzers.stragglers.comparison.persistence import Segment, find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["core_waits", "cpu_times", "find_more_work", "is_crowded"]
@@ -45,15 +45,20 @@ def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) ->
         if len(peers) < 2 or (cpu_ms := cpu_times(source, timings, peers)) is None:
             continue
         of_others: Matrix = np.maximum(others_median(cpu_ms), 1e-3).astype(np.float32)
+        excess_ms, by_row = cpu_ms - of_others, dict[int, list[Segment]]()
         for segment in find_segments(cpu_ms / of_others - 1, clear, min_length=clear.min_length_ended):
-            excess_ms = cpu_ms - of_others
             slow = measured(timings, (peers, segment.row), "compute", [segment], excess_ms)
             if (
                 slow.excess_ms > limits.crowded_cpu_ms
                 and slow.peers_wait_more_ms > 0
                 and outlasts_bursts(timings, segment, policy)
             ):
-                found.append(replace(slow, factor=1 + segment.effect, by_cpu=True))
+                by_row.setdefault(segment.row, []).append(segment)
+        for row, segments in by_row.items():
+            slow = measured(timings, (peers, row), "compute", segments, excess_ms)
+            at = np.concatenate([np.arange(part.begin, part.end) for part in segments])
+            factor = float(np.median(cpu_ms[row, at] / of_others[row, at]))
+            found.append(replace(slow, factor=factor, by_cpu=True))
     return found
 
 

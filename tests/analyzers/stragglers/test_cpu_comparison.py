@@ -36,6 +36,16 @@ def test_a_rank_that_works_more_is_named_by_its_cpu_time(seed: int) -> None:
     assert "Other processes use the cores" in finding.summary
 
 
+def test_a_rank_that_works_more_in_two_episodes_is_named_with_both() -> None:
+    """As recorded of a loop of four ranks on two busy cores: more work in steps 60 to 84, and again from step 98 on."""
+    store = crowded(2)
+    store.connection.execute("UPDATE steps SET cpu_ns = cpu_ns / 1.5 WHERE rank = 3 AND step BETWEEN 85 AND 97")
+    (finding,) = judged(store)
+    assert (finding.ranks, finding.evidence["measured_by"], finding.evidence["episodes"]) == ((3,), "CPU time", 2)
+    assert abs((finding.first_step or 0) - 60) <= 1
+    assert finding.evidence["ongoing"]
+
+
 def test_more_work_explains_why_a_rank_also_waits_longer_for_a_core() -> None:
     """As in the demo beside four endless loops: the wait shows in wall time, and begins to show late."""
     store = crowded(1)
