@@ -8,7 +8,7 @@ it appear later, or make the slowness appear to be over. Other jobs hardly chang
 1. The excess of a step is its CPU time / the peers' median - 1.
 2. It is searched like wall times: for lasting excess (`persistence`), otherwise for a smaller change (`change_point`).
 3. What is found replaces the rank's slow steps by wall time if it shares steps with them. The slowness is over only if
-   both say so.
+   the wall time of later steps also shows less than half of the excess.
 4. If the excess grew gradually, its onset is earlier (`first_rise`).
 """
 
@@ -56,8 +56,12 @@ def with_cpu_segments(
     if not spans:
         return slow
     segments = tuple(replace(slow.segments[0], begin=begin, end=end, ongoing=ongoing) for begin, end, ongoing in spans)
-    last_step, is_ongoing = int(timings.steps[segments[-1].end - 1]), slow.ongoing or segments[-1].ongoing
-    dated = replace(slow, segments=segments, last_step=last_step, ongoing=is_ongoing)
+    end, is_ongoing = segments[-1].end, segments[-1].ongoing
+    if slow.ongoing and not is_ongoing:
+        wall_ms = complete(timings.compute[rows])
+        later_ms = float(np.median((wall_ms - others_median(wall_ms))[own, end:]))
+        is_ongoing = slow.by_cpu or later_ms >= SHARED.explained_ratio * slow.excess_ms
+    dated = replace(slow, segments=segments, last_step=int(timings.steps[end - 1]), ongoing=is_ongoing)
     return dated_at(timings, dated, first_rise(excess[own], segments[0].begin, np.ones(excess.shape[1], dtype=bool)))
 
 

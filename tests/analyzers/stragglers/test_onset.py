@@ -52,6 +52,29 @@ def test_steps_in_which_its_peers_lost_the_core_are_a_part_of_it(first: int, las
     assert finding.evidence["ongoing"]
 
 
+@pytest.mark.parametrize("seed", [5, 8, 11, 21, 22])
+def test_it_is_over_if_it_computes_as_its_peers_in_the_newest_steps(seed: int) -> None:
+    """From step 109 on. By wall time only a change that lasts is found, because other jobs delay all ranks."""
+    store = counted(seed)
+    less = "CAST(cpu_ns / 3 AS BIGINT)"
+    store.connection.execute(
+        f"UPDATE steps SET forward_ns = forward_ns - {less}, duration_ns = duration_ns - {less}, "
+        f"cpu_ns = cpu_ns - {less} WHERE rank = 3 AND step >= 109"
+    )
+    store.connection.execute(
+        f"""
+        UPDATE steps SET forward_ns = forward_ns + delay, duration_ns = duration_ns + delay, run_delay_ns = delay
+        FROM (SELECT rank AS of_rank, step AS of_step,
+                     CAST(hash(step, rank, {seed}) % 20 * 1000000 AS BIGINT) AS delay FROM steps) AS neighbours
+        WHERE rank = of_rank AND step = of_step
+        """
+    )
+    (finding,) = judged(store)
+    assert (finding.ranks, finding.cause, finding.first_step) == ((3,), "compute", ONSET)
+    assert not finding.evidence["ongoing"]
+    assert abs((finding.last_step or 0) - 108) <= 1
+
+
 def test_without_cpu_time_the_wall_clock_dates_it() -> None:
     store = counted(1)
     store.connection.execute("UPDATE steps SET cpu_ns = NULL WHERE step = 58")
