@@ -12,6 +12,7 @@ slowdown only among many ranks. Among few ranks, the proof is a lasting *change*
    of this difference. The onset with the largest statistic is taken. This is the generalised likelihood ratio of a
    change of unknown size and time (CUSUM is its running form). The limit grows with the number of ranks and onsets.
 3. Noise is not white on a shared machine. Its size is measured over windows of several lengths, and the largest counts.
+   It does not date the onset: it is larger for onsets that leave room for longer windows, which would favour others.
 4. The effect must exceed a multiple of the largest rise of another rank at the same onset. It must also exceed a
    multiple of the largest deviation of a window of similar length, on any rank before the onset or on another rank
    after it.
@@ -72,7 +73,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     if not len(suspected):
         return []
     per_window = _noise_by_window(_without_changes(clipped, suspected, onsets), sigma)
-    scores, onsets = _scan(clipped, per_window)
+    scores, _ = _scan(clipped, per_window)
     found = []
     noise_of_work = crowding(whole_ms)
     noisy = [(size, noise) for size, noise in per_window if noise >= policy.lasting_noise * sigma]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +30,7 @@ def made(
     return np.exp(logs)
 
 
-def changes(own: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[tuple[int, int]]:
+def changes(own: npt.NDArray[Any]) -> list[tuple[int, int]]:
     own_ms = own.astype(np.float32)
     baseline = others_median(own_ms)
     excess: Matrix = (own_ms - baseline) / baseline
@@ -63,6 +66,15 @@ def test_five_percent_within_ten_steps(ranks: int) -> None:
 def test_noise_without_a_change_gives_no_finding(ranks: int, wander: float) -> None:
     alarms = sum(len(changes(made(seed, ranks=ranks, noise=0.02, spread=0.01, wander=wander))) for seed in range(150))
     assert alarms == 0
+
+
+@pytest.mark.parametrize("onset", [38, 60, 89, 92, 95, 98])
+def test_the_onset_of_a_large_change_is_its_first_step_wherever_it_is(onset: int) -> None:
+    """For onsets before and after step 100 noise is measured over windows of different lengths."""
+    own = simulate(1, ranks=4, steps=120, machine="busy", faults=[Slow(rank=1, step=1 + onset, factor=1.5)]).compute
+    ((row, begin),) = changes(own)
+    assert row == 1
+    assert abs(begin - onset) <= 1
 
 
 def test_a_rank_that_gets_faster_does_not_accuse_its_peer() -> None:
