@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from analyzers.account.timings import Matrix
+from analyzers.robust import others_median
+from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from analyzers.stragglers.comparison.persistence import find_segments
+from tests.analyzers.rank_timings import Slow, simulate
 from tests.depth import tried
 
 FIRST_SLOW = 30
@@ -34,3 +37,18 @@ def test_the_end_is_that_of_the_slowness_and_not_of_a_small_excess_after(seed: i
     excess[1, 80:100] += 0.03
     (segment,) = find_segments(excess)
     assert (segment.row, segment.begin, segment.end) == (1, 40, 80)
+
+
+@pytest.mark.parametrize("seed", range(tried(5, nightly=10)))
+def test_a_slow_rank_of_three_lowers_the_excess_of_both_peers(seed: int) -> None:
+    """For 41 steps. Each peer's excess is a tenth below zero, as it is compared with the slow rank, too."""
+    timings = simulate(seed, ranks=3, steps=140, machine="busy", faults=[Slow(rank=1, step=60, until=100, factor=1.25)])
+    (found,) = find_stragglers(timings)
+    assert (found.rank, found.ongoing) == (1, False)
+    assert abs(found.first_step - 60) <= 2
+    assert abs(found.last_step - 100) <= 2
+
+
+def test_of_three_ranks_that_all_differ_none_is_slow() -> None:
+    times = np.array([1.0, 1.2, 0.8])[:, None] * np.random.default_rng(0).normal(1, 0.01, (3, 120))
+    assert find_segments((times / others_median(times) - 1).astype(np.float32)) == []
