@@ -145,7 +145,10 @@ def pattern_of(straggler: Straggler, first_step: int) -> Pattern:
     """Pattern in time of one rank's slowness; `first_step`: the first step that was judged."""
     if straggler.paused_ratio:
         return "pauses"
-    if len(straggler.segments) >= SHARED.min_times:
+    parts = straggler.segments
+    # Noise may split one slowdown in two, but not by this many steps.
+    is_apart = any(after.begin - before.end >= SHARED.min_steps for before, after in pairwise(parts))
+    if is_apart or len(parts) >= SHARED.min_times:
         return "intermittent"
     if not straggler.ongoing:
         return "transient"

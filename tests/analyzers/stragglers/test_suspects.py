@@ -29,6 +29,8 @@ def test_slowness_is_classified_as_permanent_temporary_repeated_or_in_turn() -> 
     assert (over.pattern, over.ongoing) == ("transient", False)
     (again,) = found([Slow(rank=1, step=step, until=step + 29, factor=1.3) for step in (20, 80, 140)])
     assert (again.pattern, len(again.worst.segments)) == ("intermittent", 3)
+    (twice,) = found([Slow(rank=1, step=step, until=step + 29, factor=1.3) for step in (40, 100)])
+    assert (twice.pattern, twice.ongoing) == ("intermittent", False), "it was not slow from step 70 to 99"
 
 
 def test_a_rank_that_pauses_for_a_core_as_its_peers_do_is_no_suspect() -> None:
