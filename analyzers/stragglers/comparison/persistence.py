@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -95,8 +95,16 @@ def find_segments(
                 if any(seen.row == row and seen.begin < end and begin < seen.end for seen in found):
                     continue
                 segment = _judge(excess, steps, (row, begin, end), limits, policy, found)
-                if segment is not None:
-                    found.append(segment)
+                if segment is None:
+                    continue
+                # A smaller excess in the rest of the run continues the slowdown.
+                rest = None
+                if end - segment.end >= length:
+                    rest = _judge(excess, steps, (row, segment.end, end), limits, policy, [*found, segment])
+                if rest is not None and rest.begin <= segment.end:
+                    effect = float(np.median(excess[row, segment.begin : rest.end]))
+                    segment = replace(segment, end=rest.end, effect=effect, ongoing=rest.ongoing)
+                found.append(segment)
     found = [segment for segment in found if not _has_precedent(excess, steps, segment, found, policy)]
     return sorted(found, key=lambda segment: -segment.effect)
 

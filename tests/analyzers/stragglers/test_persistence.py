@@ -52,3 +52,12 @@ def test_a_slow_rank_of_three_lowers_the_excess_of_both_peers(seed: int) -> None
 def test_of_three_ranks_that_all_differ_none_is_slow() -> None:
     times = np.array([1.0, 1.2, 0.8])[:, None] * np.random.default_rng(0).normal(1, 0.01, (3, 120))
     assert find_segments((times / others_median(times) - 1).astype(np.float32)) == []
+
+
+@pytest.mark.parametrize("seed", range(tried(1, nightly=3)))
+def test_a_slowdown_that_becomes_smaller_lasts(seed: int) -> None:
+    excess: Matrix = np.random.default_rng(seed).normal(0, 0.02, (4, 150)).astype(np.float32)
+    excess[3, 50:110] += 0.5
+    excess[3, 110:] += 0.2
+    (segment,) = find_segments(excess)
+    assert (segment.row, segment.begin, segment.end, segment.ongoing) == (3, 50, 150, True)
