@@ -25,7 +25,7 @@ from analyzers.deaths.exclusions import exclusions
 from analyzers.deaths.finding_details import completed
 from analyzers.deaths.lost_hosts import launcher_lost, node_lost, spare_nodes_lost
 from analyzers.deaths.policy import DeathPolicy
-from analyzers.deaths.rank_lost import ON_PURPOSE, rank_lost
+from analyzers.deaths.rank_lost import ON_PURPOSE, lost_at, rank_lost
 from analyzers.deaths.resume_mismatch import resume_mismatches
 from analyzers.deaths.unrecorded_attempts import unrecorded_attempts
 from analyzers.finding import Finding
@@ -144,7 +144,7 @@ def _deaths(
     for death in roots:
         groups.setdefault((death.cause, death.signal or str(death.exit_code), death.error_type), []).append(death)
     finished = {rank for rank, rank_view in view.ranks.items() if rank_view.closed} - {death.rank for death in deaths}
-    victims = sorted(set(view.ranks) - {death.rank for death in roots} - finished)
+    victims = sorted((set(view.ranks) | {death.rank for death in deaths}) - {death.rank for death in roots} - finished)
     return [_finding(view, group, victims, restart) for group in groups.values()]
 
 
@@ -203,12 +203,12 @@ def _without_a_root(
     if terminated:
         were, they = ("was", "it") if is_one else ("were", "they")
         summary = (
-            f"{sentence(seen)[:-1]} {were} terminated from outside {_where(step)}: {they} stopped{within} without an "
-            "error."
+            f"{sentence(seen)[:-1]} {were} terminated from outside {lost_at(view, step)}: {they} stopped{within} "
+            "without an error."
         )
     else:  # `kill -9` of all ranks looks like this; so does a full disk, on which no failure can be recorded
         summary = (
-            f"Records incomplete: {seen} stopped {_where(step)}{within}, and no record shows how. "
+            f"Records incomplete: {seen} stopped {lost_at(view, step)}{within}, and no record shows how. "
             f"{'It was' if is_one else 'They were'} killed from outside, or the disk could not store "
             f"{'its' if is_one else 'their'} records."
         )
@@ -227,7 +227,7 @@ def _ended_from_outside(view: AttemptView, how: str, killed: Mapping[int, float]
     else:
         end = f", and {_all_seen(view)} stopped{_within(view)}."
     return rank_lost(
-        view, ON_PURPOSE, f"The job was ended from outside {_where(view.step)}: {how}{end}",
+        view, ON_PURPOSE, f"The job was ended from outside {lost_at(view, view.step)}: {how}{end}",
         _how_records_end(view) | ({"killed_ranks": sorted(killed)} if killed else {}),
         step=view.step, restart=restart, ranks=tuple(sorted(killed or view.ranks)), is_requested=True,
     )  # fmt: skip
@@ -286,7 +286,7 @@ def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequenc
     unseen = view.world_size - len(view.ranks)
     missing = f"There are no records of {counted(unseen, 'other rank')} here" if unseen else "No rank is missing"
     summary = sentence(
-        f"{what} {_where(view.step)}: {len(victims)} of {view.world_size} ranks report a lost connection, rank "
+        f"{what} {lost_at(view, view.step)}: {len(victims)} of {view.world_size} ranks report a lost connection, rank "
         f"{victims[0].rank} first. {missing}{who}"
     )
     evidence = {
@@ -349,9 +349,9 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     enqueued = rank_view.enqueued if rank_view and first.signal == "SIGABRT" else ()
     if queued := [call.step for call in enqueued if call.step is not None]:
         evidence["device_step"] = min(queued)
-    summary = sentence(f"{ranks_text(ranks)} {what} {_where(step)}{where}")
+    summary = sentence(f"{ranks_text(ranks)} {what} {lost_at(view, step)}{where}")
     if victims:
-        are_all = len(victims) + len(group) >= len(view.ranks)
+        are_all = len(victims) + len(group) >= view.world_size
         summary += " " + sentence(f"{'the other ranks' if are_all else ranks_text(victims)} ended because of it")
     return rank_lost(view, first.cause, summary, evidence, step=step, restart=restart, ranks=ranks)
 
@@ -364,10 +364,6 @@ def _doing(death: Death, rank_view: RankView | None) -> str | None:
     if death.phase:
         return f"in {death.phase}"
     return rank_view.doing if death.phase == "" else replace(rank_view, last_phase="").doing
-
-
-def _where(step: int | None) -> str:
-    return "before the first step" if step is None else f"at step {step}"
 
 
 def _asked_for(message: str) -> str:

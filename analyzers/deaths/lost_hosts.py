@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analyzers.deaths.policy import DeathPolicy
-from analyzers.deaths.rank_lost import rank_lost
+from analyzers.deaths.rank_lost import lost_at, rank_lost
 from analyzers.finding import Finding
 from analyzers.run.calls.snapshot import AttemptView
 from analyzers.run.ends.endings import Death, stopped_ranks
@@ -44,7 +44,7 @@ def node_lost(
     ended = {death.rank for death in deaths} | stopped_ranks(view, log) if is_live else set(view.ranks)
     others = sorted((ended & set(view.ranks)) - set(ranks))
     summary = sentence(
-        f"node {node} was lost {'before the first step' if step is None else f'at step {step}'}: {ranks_text(ranks)}, "
+        f"node {node} was lost {lost_at(view, step)}: {ranks_text(ranks)}, "
         "its launcher and its watch stopped at the same time without recording an end, and did not report again"
     )
     victims = f"{counted(len(others), 'other rank')} ended because of it"
@@ -75,7 +75,7 @@ def launcher_lost(
     saves = [e for e in log.of(event_kinds.PREEMPTED, attempt=view.attempt) if e.rank in ranks]
     saved = max((e.integer("checkpoint_step") for e in saves if e.wall_ns >= before_ns), default=-1)
     step = max((own.step for rank, own in view.ranks.items() if rank in ranks and own.step is not None), default=None)
-    when = "before its first step" if step is None else f"in step {step}"
+    when = lost_at(view, None) if step is None else f"in step {step}"
     where = (
         "the launcher" if nodes == [0] and view.world_size == len(ranks) else f"the launcher of node {listed(nodes)}"
     )

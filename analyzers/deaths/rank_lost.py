@@ -1,4 +1,4 @@
-"""Make findings of kind `rank_lost`."""
+"""Make findings of kind `rank_lost`, and say when a rank was lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from analyzers.causes import anchor
 from analyzers.finding import Finding
 from analyzers.run.calls.snapshot import AttemptView
 
-__all__ = ["ON_PURPOSE", "rank_lost"]
+__all__ = ["ON_PURPOSE", "lost_at", "rank_lost"]
 
 ON_PURPOSE = "ended_from_outside"
 """Cause if a signal to the job ended the ranks: a user or a scheduler sent it, and nothing failed."""
@@ -43,3 +43,14 @@ def rank_lost(
         advice=anchor("rank_lost", cause),
         attempt=view.attempt,
     )
+
+
+def lost_at(view: AttemptView, step: int | None) -> str:
+    """`at step 7` or `before the first step`. `step`: None if the lost ranks recorded none; if others finished steps,
+    their records are missing, and the others' newest step is named.
+    """
+    if step is not None:
+        return f"at step {step}"
+    if any(rank.finished_steps for rank in view.ranks.values()):
+        return f"while the other ranks were at step {view.step}"
+    return "before the first step"

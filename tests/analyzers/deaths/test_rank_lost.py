@@ -76,6 +76,30 @@ def test_a_script_that_failed_before_it_trained_was_not_between_steps() -> None:
     assert finding.summary == "Ranks 0 and 1 died of ModuleNotFoundError: no x before the first step."
 
 
+def test_a_rank_without_records_did_not_die_before_the_first_step_of_the_others() -> None:
+    world = killed(2)
+    for table in ("ranks", "steps", "collectives"):
+        world.store.connection.execute(f"DELETE FROM {table} WHERE rank = 2")
+    (finding,) = judged_losses(world.store, POLICY)
+    assert (finding.ranks, finding.first_step) == ((2,), None)
+    assert finding.summary == (
+        f"Rank 2 died of SIGKILL while the other ranks were at step {world.step}. The other ranks ended because of it."
+    )
+
+
+def test_a_rank_without_records_is_one_of_the_others_only_if_its_end_is_recorded() -> None:
+    world = killed(2)
+    for table in ("ranks", "steps", "collectives", "events"):
+        world.store.connection.execute(f"DELETE FROM {table} WHERE rank = 3")
+    (finding,) = judged_losses(world.store, POLICY)
+    assert finding.evidence["victims"] == [0, 1]
+    assert finding.summary.endswith("Ranks 0 and 1 ended because of it.")
+    world.event("rank_exit", 0.2, exit_rank=3, exit_code=1, signal=None, pid=8, message=f"RuntimeError: {GLOO}")
+    (finding,) = judged_losses(world.store, POLICY)
+    assert finding.evidence["victims"] == [0, 1, 3]
+    assert finding.summary.endswith("The other ranks ended because of it.")
+
+
 def test_a_death_seen_only_by_watch_is_found() -> None:
     world = World()
     for other in (0, 1, 3):
