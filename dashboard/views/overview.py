@@ -99,7 +99,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
         ("Loss", _loss_text(pulse["loss"]), None, "Of the newest step."),
         _speed("Tokens/s", pulse, diagnosis, is_live=view.state.is_live),
         _speed("Step time", pulse, diagnosis, is_live=view.state.is_live),
-        _work_rate(view.manifest, _shown(pulse, diagnosis, "tokens_per_s", is_live=view.state.is_live)[0]),
+        _work_rate(view.manifest, pulse, diagnosis, is_live=view.state.is_live),
         ("Goodput", units.percent(goodput_ratio), None, GOODPUT),
         (
             "Memory", units.data_size(pulse["memory_bytes"]),
@@ -146,17 +146,22 @@ def _loss_text(loss: float | None) -> str:
     return f"{loss:.4f}" if math.isfinite(loss) else "not finite"
 
 
-def _work_rate(manifest: dict[str, Any], tokens_per_s: float | None) -> tuple[str, str, str | None, str]:
-    """MFU, with the model's FLOP/s of all ranks below it."""
+def _work_rate(
+    manifest: dict[str, Any], pulse: dict[str, float | None], diagnosis: Diagnosis | None, *, is_live: bool
+) -> tuple[str, str, str | None, str]:
+    """MFU of the ranks with records, with the model's FLOP/s of these ranks below it."""
     meant = "Model FLOPs utilisation: share of the devices' peak that the model uses."
-    per_token, size = flops_per_token(manifest), manifest.get("world_size")
+    per_token, tokens_per_s = flops_per_token(manifest), _shown(pulse, diagnosis, "tokens_per_s", is_live=is_live)[0]
     missing = escaped(visible(why_not_judged(manifest) or "")[:200])
     if per_token is None:
         return "MFU", "unknown", None, f"{meant} Unknown: {missing}."
     if tokens_per_s is None:
         return "MFU", "–", None, meant
     beneath = f"{units.amount(per_token * tokens_per_s)}FLOP/s"
-    ratio = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=size) if isinstance(size, int) else None
+    if diagnosis is not None and not is_live:
+        ratio: Any = diagnosis.run.get("mfu_ratio")
+    else:
+        ratio = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=int(pulse["num_ranks"] or 0))
     if ratio is None:
         return "MFU", "unknown", beneath, f"{meant} {missing[:1].upper()}{missing[1:]}."
     return "MFU", units.percent(ratio), beneath, meant

@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from analyzers.source import Source
+from analyzers.wording import of_world_size
 from dashboard.data.flat_settings import flat
 from dashboard.data.sql import system_queries
 from dashboard.drawing.elements import empty_state, table, tiles
@@ -72,9 +73,11 @@ def _tiles(manifest: Mapping[str, Any], ranks: list[dict[str, Any]]) -> None:
     dimensions = [f"{name} {mesh[name]}" for name in MESH if isinstance(mesh.get(name), int) and mesh[name] > 1]
     hosts = {row["host"] for row in ranks if row["host"]}
     kinds = {str(row["device"]).split(":")[0] for row in ranks if row["device"]}
+    newest = max(ranks, key=lambda row: row["attempt"], default={})
+    of_all = of_world_size({"num_ranks": len(ranks), "world_size": newest.get("world_size")})
     tiles(
         [
-            ("Ranks", str(len(ranks) or manifest.get("world_size") or "unknown"), None, None),
+            ("Ranks", f"{len(ranks) or manifest.get('world_size') or 'unknown'}{of_all}", None, None),
             ("Hosts", str(len(hosts) or "unknown"), None, None),
             ("Devices", visible(", ".join(sorted(kinds)))[:40] or "unknown", None, None),
             ("Mesh", " x ".join(dimensions) or ("all 1" if mesh else "unknown"), None,
@@ -125,7 +128,7 @@ def _topology(ranks: list[dict[str, Any]]) -> None:
         return
     constant = [name for name in MESH if all(row[name] == 0 for row in ranks)]
     unknown = [name for name in (*MESH, "device_uuid") if all(row[name] is None for row in ranks)]
-    left_out = {*constant, *unknown}
+    left_out = {*constant, *unknown, "world_size"}
     table([{name: value for name, value in row.items() if name not in left_out} for row in ranks], key="system-ranks")
     if constant:
         st.caption(f"Dimensions in which all ranks have coordinate 0 are not shown: {', '.join(constant)}.")

@@ -63,13 +63,14 @@ def extent(source: Source) -> dict[str, Any]:
 
 
 def pulse(source: Source) -> dict[str, float | None]:
-    """Values of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
+    """Values of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank, and
+    num_ranks, the number of ranks with records.
 
     The newest steps are the steps that ran last, without steps discarded by a rollback. A NaN loss is returned as NaN.
     The loss comes from the lowest rank with a loss, as in the report, because the ranks of an attached loop have
     different losses. Memory is the maximum over the ranks. Tokens count once, even if several ranks read the same text.
     """
-    names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
+    names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank", "num_ranks")
     measured = [name for name in names if name not in ("step_ms", "tokens_per_s")]
     pace = newest_pace(source)
     if pace is None:
@@ -84,7 +85,8 @@ def pulse(source: Source) -> dict[str, float | None]:
                (SELECT arg_max(grad_norm, start_ns) FROM recent WHERE grad_norm IS NOT NULL),
                (SELECT arg_max(lr, start_ns) FROM recent WHERE lr IS NOT NULL),
                (SELECT max(memory_bytes) FROM recent),
-               (SELECT min(rank) FROM recent WHERE memory_bytes = (SELECT max(memory_bytes) FROM recent))
+               (SELECT min(rank) FROM recent WHERE memory_bytes = (SELECT max(memory_bytes) FROM recent)),
+               (SELECT count(DISTINCT rank) FROM recent)
         """
     )
     result: dict[str, float | None] = dict(zip(measured, (pace.last_step, *found), strict=True))

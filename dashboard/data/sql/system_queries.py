@@ -22,7 +22,7 @@ def ranks(source: Source) -> Rows:
         return []
     names = (
         "host", "node_rank", "local_rank", "device", "device_uuid", "pid", "attempt", "pp", "dp_replicate", "dp_shard",
-        "cp", "tp", "ep",
+        "cp", "tp", "ep", "world_size",
     )  # fmt: skip
     picked = ", ".join(f"arg_max({name}, (attempt, wall_ns)) AS {name}" for name in names)
     rows = source.rows(f"SELECT rank, {picked} FROM ranks WHERE rank >= 0 GROUP BY rank ORDER BY rank")

@@ -12,6 +12,7 @@ from analyzers.figures import numbers
 from analyzers.figures.drawing.spaced_sample import spaced_sample
 from analyzers.figures.ranks.mesh import load_places
 from analyzers.run.findings.open_findings import reported_findings
+from analyzers.run.records.newest_steps import whole_pace
 from analyzers.settings.figures import compression_error
 from dashboard.data.sql import queries
 from dashboard.data.sql.gradient_queries import MAX_GRADIENT_STEPS, MAX_PARAMETERS, gradient_table
@@ -79,6 +80,20 @@ def test_tokens_count_once_for_the_ranks_that_read_the_same_text() -> None:
     store.add("ranks", [{"attempt": 0, "rank": rank, "pp": 0, "tp": rank % 2, "cp": None} for rank in range(4)])
     assert queries.pulse(store)["tokens_per_s"] == pytest.approx(4 * 100 / 0.1 / 2)
     assert queries.speed(store)["tokens_per_s"] == pytest.approx(4 * 100 / 0.1 / 2)
+
+
+def test_ranks_that_read_the_same_text_count_even_if_some_have_no_records() -> None:
+    """Of a pipeline's two stages only the first one's folder is here: it has half of the run's tokens and devices."""
+    store = steps_of(ONCE, ranks=2)
+    store.add("ranks", [{"attempt": 0, "rank": rank, "world_size": 4, "pp": 0, "tp": 0} for rank in range(2)])
+    groups = {f"pp:{rank},{rank + 2}": [rank, rank + 2] for rank in range(2)} | {"dp_shard:0-1": [0, 1]}
+    store.add(
+        "process_groups", [{"attempt": 0, "rank": 0, "process_group": g, "members": m} for g, m in groups.items()]
+    )
+    found = queries.pulse(store)
+    assert found["num_ranks"] == 2
+    assert found["tokens_per_s"] == pytest.approx(2 * 100 / 0.1 / 2)
+    assert whole_pace(store)["tokens_per_s"] == pytest.approx(2 * 100 / 0.1 / 2)
 
 
 @pytest.mark.parametrize("again", [AGAIN, [(1, step, 1.0) for step in range(21, 41)]])
