@@ -160,7 +160,8 @@ class Tail:
         for path, problem in found.items():
             if state.problems.get(path) != problem:
                 yield Problem(path=path, problem=problem)
-        for path in state.problems:
+        # A store without its tapes, as in a shared run, keeps what was found when they were there.
+        for path in state.problems if signature or folders else ():
             if path.endswith(CHECKSUM) and path not in found:
                 yield Problem(path=path, problem="")
         if signature:

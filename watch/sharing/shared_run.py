@@ -57,7 +57,8 @@ def diagnosed_folder(run: RunDir, **options: Any) -> Iterator[tuple[Store, Diagn
     packed_ns = facts.get("packed_wall_ns")
     now_ns = packed_ns if facts.get("is_live") is True and isinstance(packed_ns, int) else None
     with Store.open(run, **options) as store:
-        yield store, diagnose(store, run.manifest(), now_ns=now_ns, stacks_dir=run.stacks)
+        manifest = run.manifest() or {"run_id": run.run_id}
+        yield store, diagnose(store, manifest, now_ns=now_ns, stacks_dir=run.stacks)
 
 
 def _note(facts: dict[str, Any]) -> str:

@@ -15,8 +15,10 @@ from probes.tape.rundir import RunDir
 from rankscope.cli import app
 from store.open import is_shared
 from tests.factories import make_run
+from watch.records.tape_sync import TapeSync
 from watch.sharing.pack import pack
 from watch.sharing.shared_run import shared_run
+from watch.verdicts.diagnosed_run import diagnosed_run
 
 SECRET = "hunter22hunter22"
 
@@ -57,6 +59,20 @@ def test_the_verdict_is_the_same_elsewhere(run: RunDir, packed: Path, tmp_path: 
     assert shared.exit_code == here.exit_code == 0, shared.output
     assert shared.stdout == here.stdout
     assert "Rank 3 was slow" in json.loads(shared.stdout)["verdict"]
+
+
+def test_what_the_run_lacks_is_named_elsewhere(tmp_path: Path) -> None:
+    """The folder of one rank was not copied, nor was `run.json`; the shared file has no tapes to check."""
+    run = make_run(tmp_path / "runs", ranks=3, steps=20)
+    TapeSync(run).sync(last=True)
+    shutil.rmtree(run.rank_dir(0, 1))
+    (run.path / "run.json").unlink()
+    file = tmp_path / "file.tar.gz"
+    pack(run, file, version="1")
+    with diagnosed_run(run) as (_, here), shared_run(file) as (_, there, _):
+        assert there.verdict == here.verdict
+        assert there.run == here.run
+        assert any("rank-00001/steps.00000.tape" in found["path"] for found in there.damaged_records)
 
 
 def test_no_secret_is_in_it(packed: Path) -> None:
