@@ -20,6 +20,8 @@ __all__ = ["KNOWN_KINDS", "NamedPhase", "named_phases", "phase_name"]
 
 KNOWN_KINDS = (*PHASE_COLUMNS, "send", "recv", "compile", "fingerprint", "rollback")
 """Kinds of spans that Rankscope records by itself."""
+_LOST_NAME = r"\?\d+"
+"""Kind of a span whose name was lost: it may be one of `KNOWN_KINDS`."""
 MAX_PHASES = 12
 MAX_NAME = 40
 MAX_STEPS = 1 << 40
@@ -50,7 +52,8 @@ def named_phases(source: Source) -> list[NamedPhase]:
     scope = f"step % {every_kth(source, 'spans', READ_ROWS, MAX_STEPS)} = 0"
     rows = source.rows(
         f"SELECT kind, sum(greatest(end_ns - start_ns - coalesce(wait_ns, 0), 0))::DOUBLE FROM spans "
-        f"WHERE end_ns IS NOT NULL AND {scope} AND kind NOT IN ({known}) GROUP BY kind "
+        f"WHERE end_ns IS NOT NULL AND {scope} AND kind NOT IN ({known}) "
+        f"AND NOT regexp_full_match(kind, '{_LOST_NAME}') GROUP BY kind "
         f"ORDER BY 2 DESC, kind LIMIT {MAX_PHASES}"
     )
     ((num_steps, duration_ns, training_ns),) = source.rows(

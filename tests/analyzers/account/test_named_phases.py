@@ -44,6 +44,12 @@ def test_the_longest_comes_first_with_training_among_them() -> None:
     assert_plain(line)
 
 
+def test_spans_whose_names_were_lost_are_no_phases_of_the_loop() -> None:
+    store = plain_run(ranks=RANKS, steps=STEPS)
+    spans(store, "?70", 5)
+    assert named_phases(store) == []
+
+
 def test_nothing_is_reported_without_named_phases() -> None:
     store = plain_run(ranks=RANKS, steps=STEPS)
     spans(store, "forward", 50)
