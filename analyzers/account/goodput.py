@@ -102,6 +102,8 @@ class Account:
     """Why exposed communication is not judged: the profiler's traces show a different number. Empty if they agree."""
     has_unknown_idle: bool = False
     """True if the idle time of some pipeline was not measured: it is part of `communication`."""
+    has_absent_ranks: bool = False
+    """True if ranks have no records in some attempt: waits for them are part of `communication`."""
 
     @property
     def names(self) -> dict[str, str]:
@@ -115,7 +117,7 @@ class Account:
     @property
     def is_split(self) -> bool:
         """True if `communication` has only transfers: all waits were split."""
-        return bool(self.basis) and not self.has_unknown_idle
+        return bool(self.basis) and not (self.has_unknown_idle or self.has_absent_ranks)
 
     @property
     def open_text(self) -> str:
@@ -194,7 +196,9 @@ def measure(
     for (attempt, rank), spent in times.items():
         attempts_of.setdefault(rank, {})[attempt] = spent
     by_rank: dict[int, dict[str, float]] = {}
-    for rank in sorted(attempts_of):
+    trained = {attempt for (attempt, _), spent in times.items() if spent.kept.num_steps}
+    absent = {rank for attempt in trained for rank in split.absent.get(attempt, ())}
+    for rank in sorted(attempts_of.keys() - absent or attempts_of):  # of the others a part of the time is unknown
         line = _Timeline(begin_ns, end_ns, shifts.get(rank, 0))
         _assign(line, attempts_of[rank], rank, ends, split, outside, breaks)
         by_rank[rank] = {name: line.spent[name] / 1e9 for name in CATEGORIES}
@@ -210,6 +214,7 @@ def measure(
         basis=split.basis,
         contradicted=contradiction(source, newest_attempt),
         has_unknown_idle=not times.keys().isdisjoint(split.idle_unknown),
+        has_absent_ranks=bool(absent),
     )
 
 

@@ -58,6 +58,8 @@ class WaitSplit:
     """For stamped GPUs: share of the time waiting for the host in which communication was in flight."""
     idle_unknown: Collection[tuple[int, int]] = ()
     """Ranks in pipelines without a measured idle time; their waits are not split."""
+    absent: Mapping[int, Collection[int]] = field(default_factory=dict)
+    """Ranks without records by attempt; waits in these attempts are not split."""
 
 
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
@@ -70,20 +72,20 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
     late |= stamped
     if not late:
         late, basis = _by_steps(source, where), "steps"
-    incomplete = {number for number in numbers if ranks_without_steps(source, number)}
+    absent = {number: ranks for number in numbers if (ranks := ranks_without_steps(source, number))}
     in_pipelines = [one for one in pipelines(source) if one[0] in numbers] if source.has("ranks") else []
     idle = _pipelines(source, where, in_pipelines)
     unknown = {(number, rank) for number, ranks in in_pipelines for rank in ranks if (number, rank) not in idle}
-    late = {place: ratio for place, ratio in late.items() if place[0] not in incomplete and place not in unknown}
+    late = {place: ratio for place, ratio in late.items() if place[0] not in absent and place not in unknown}
     device = {
         (number, rank): shares.unsplit() if (number, rank) in unknown else shares
         for number in numbers
-        if number not in incomplete and has_device_calls(source, number)
+        if number not in absent and has_device_calls(source, number)
         for rank, shares in device_shares(source, number, since_step=since_step).items()
     }
     basis = basis if late else "durations of calls" if device.keys() - unknown else ""
     return WaitSplit(late_ratio=late, idle_ns=idle, basis=basis, device=device, in_flight_ratio=in_flight,
-                     idle_unknown=unknown)  # fmt: skip
+                     idle_unknown=unknown, absent=absent)  # fmt: skip
 
 
 def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:

@@ -164,8 +164,9 @@ def _ranks(source: Source) -> dict[str, Any]:
     if sizes := [min(size, num_ranks) for _, size, _ in worlds if size]:
         facts["num_ranks_before"] = sorted({*sizes} - {sizes[-1]})
         facts["world_size"] = next(size for _, size, _ in reversed(worlds) if size)
-        num_ranks = sizes[-1]
-    # In an attempt that has just begun, some ranks have not recorded their place in the mesh.
+        attempt, _, present = worlds[-1]
+        # In an attempt that has just begun, some ranks have not recorded themselves or their place in the mesh.
+        num_ranks = present if present < sizes[-1] and _has_finished_step(source, attempt) else sizes[-1]
     newest = worlds[-1][0] if facts["num_ranks_before"] and worlds[-1][2] == num_ranks else None
     names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
     largest = ", ".join(f"max({name}) + 1" for name in names)
@@ -176,6 +177,11 @@ def _ranks(source: Source) -> dict[str, Any]:
         return facts
     facts["mesh"] = {name: size for name, size in zip(names, extents, strict=True) if size and size > 1}
     return facts
+
+
+def _has_finished_step(source: Source, attempt: int) -> bool:
+    sql = "SELECT 1 FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL LIMIT 1"
+    return source.has("steps") and bool(source.rows(sql, [attempt]))
 
 
 def _steps(source: Source, views: Views) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from analyzers.account.goodput import measure
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
 from analyzers.report.wording.account_lines import what_if_line
@@ -146,6 +147,20 @@ def test_ranks_without_records_are_ranks_of_the_run() -> None:
     facts = run_facts(store, {})
     assert (facts["num_ranks"], facts["world_size"], facts["mesh"]) == (3, 4, {})
     assert counted_ranks(facts) == "3 of 4 ranks"
+
+
+def test_a_rank_without_records_after_a_restart_is_not_counted_as_recorded() -> None:
+    """Rank 3 has records in attempt 0 only: the newest attempt is that of three ranks of four."""
+    store = plain_run(ranks=4)
+    for table in ("ranks", "steps"):
+        store.connection.execute(f"INSERT INTO {table} BY NAME SELECT * REPLACE (1 AS attempt) FROM {table} "
+                                 "WHERE rank < 3")  # fmt: skip
+    store.connection.execute("UPDATE steps SET start_ns = start_ns + 20000000000, step = step + 100 WHERE attempt = 1")
+    facts = run_facts(store, {})
+    assert (counted_ranks(facts), facts["mesh"]) == ("3 of 4 ranks", {})
+    account = measure(store)
+    assert account is not None
+    assert (sorted(account.by_rank), account.is_split) == ([0, 1, 2], False)
 
 
 def test_files_in_which_nothing_is_known_are_no_healthy_run() -> None:
