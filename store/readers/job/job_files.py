@@ -114,14 +114,23 @@ def _add(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> N
         into = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
         try:
             problems = list(dumps_of_page(path, into).items()) if found == "page" else expand(path, into)
-            for member, problem in problems[:20]:
-                files.problems.add_problem(Path(visible(member)), visible(problem))
         except SourceError as error:
-            files.problems.add_problem(Path(name), str(error))
+            problems = [(name, str(error))]
         inside = survey(into)
+        for run in _runs_among(inside.paths, into):
+            what = f"holds the records of run {visible(run.name)}" if run != into else "holds the records of a run"
+            files.problems.add_problem(Path(name), f"{what}, which were not read: unpack it and analyze that folder")
+        for member, problem in problems[:20]:
+            files.problems.add_problem(Path(visible(member)), visible(problem))
         files.problems.problems += inside.problems
         for member_path in inside.paths:
             _add(member_path, f"{name}/{member_path.relative_to(into)}", files, None)
+
+
+def _runs_among(paths: Sequence[Path], into: Path) -> list[Path]:
+    """Folders of recorded runs in an unpacked archive."""
+    folders = {folder for path in paths for folder in path.parents if folder.is_relative_to(into)}
+    return sorted(folder for folder in folders if RunDir(folder).tapes.is_dir() or RunDir(folder).stores())
 
 
 def _add_program(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> None:

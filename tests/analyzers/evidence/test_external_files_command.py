@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from analyzers.evidence.diagnose_files import SourceError, diagnose_files
 from tests.e2e.launched import rankscope
+from tests.factories import make_run
 from tests.store.readers.trace_files import trace, write
 from tests.support.simulator.recorder_dumps import Job
 
@@ -46,6 +48,23 @@ def test_one_file_is_enough(tmp_path: Path) -> None:
     done = rankscope("analyze", str(tmp_path / "rank0.pt.trace.json"))
     assert done.returncode == 0, done.stderr
     assert "1 rank" in done.stdout
+
+
+@pytest.mark.parametrize("suffix", ["gztar", "zip"])
+def test_the_records_of_a_run_in_an_archive_are_named_as_not_read(tmp_path: Path, suffix: str) -> None:
+    """Only its logs are judged: the report must not seem to be one of the run."""
+    run = make_run(tmp_path / "sent", ranks=2, steps=5)
+    packed = shutil.make_archive(str(tmp_path / "packed"), suffix, tmp_path / "sent")
+    unread = f"holds the records of run {run.run_id}, which were not read: unpack it and analyze that folder"
+    done = rankscope("analyze", packed)
+    assert done.returncode == 2
+    assert unread in done.stderr
+    (run.path / "logs").mkdir()
+    (run.path / "logs" / "rank-00000.err.log").write_text("RuntimeError: boom\n")
+    packed = shutil.make_archive(str(tmp_path / "packed"), suffix, tmp_path / "sent")
+    report = json.loads(rankscope("analyze", packed, "--format", "json").stdout)
+    named = [found["path"] for found in report["run"]["file_problems"] if found["problem"] == unread]
+    assert named == [Path(packed).name]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "\x1b[31mred\x1b[0m.json", "data.pkl"])
