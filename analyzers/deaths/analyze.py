@@ -206,11 +206,11 @@ def _without_a_root(
             f"{sentence(seen)[:-1]} {were} terminated from outside {lost_at(view, step)}: {they} stopped{within} "
             "without an error."
         )
-    else:  # `kill -9` of all ranks looks like this; so does a full disk, on which no failure can be recorded
+    else:  # after `kill -9` of all ranks, on a full disk, and in a copy of a live run nothing shows how they ended
         summary = (
             f"Records incomplete: {seen} stopped {lost_at(view, step)}{within}, and no record shows how. "
-            f"{'It was' if is_one else 'They were'} killed from outside, or the disk could not store "
-            f"{'its' if is_one else 'their'} records."
+            f"{'It was' if is_one else 'They were'} killed from outside, the disk could not store "
+            f"{'its' if is_one else 'their'} records, or this is a copy made while {'it' if is_one else 'they'} ran."
         )
     cause = ON_PURPOSE if terminated else "killed_all"
     named = all_ranks if terminated else ()

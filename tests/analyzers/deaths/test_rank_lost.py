@@ -132,11 +132,13 @@ def test_a_run_killed_whole_is_explained() -> None:
     (finding,) = lost(world)
     assert (finding.cause, finding.ranks) == ("killed_all", ())  # of a disk without space there is no more either
     assert "Records incomplete: all 4 ranks stopped at step 16" in finding.summary
-    assert "killed from outside, or the disk could not store their records" in finding.summary
+    assert "killed from outside, the disk could not store their records, or this is a copy made" in finding.summary
     alone = World(ranks=1)
     alone.enter(0)
     (finding,) = lost(alone)
-    assert finding.summary.endswith("It was killed from outside, or the disk could not store its records.")
+    assert finding.summary.endswith(
+        "It was killed from outside, the disk could not store its records, or this is a copy made while it ran."
+    )
 
 
 def test_a_run_that_may_be_alive_is_not_declared_dead() -> None:
