@@ -31,7 +31,7 @@ def collect(
     copy what has been added since.
     """
     as_json = wants_json(output)
-    from analyzers.wording import counted, size_text
+    from analyzers.wording import counted, recorded_ranks, size_text
     from probes.tape.rundir import RunError
     from store.collect import collect as collect_runs
 
@@ -46,6 +46,7 @@ def collect(
     for path in done.left_out:
         echo(f"rankscope: skipped {path}", err=True)
     files = f"{done.num_files:,} file{'s' * (done.num_files != 1)}, {size_text(done.num_bytes)}"
-    what = f"{counted(len(done.ranks), 'rank') or 'no rank'} of {counted(len(done.nodes), 'node')}, {files}"
+    ranks = recorded_ranks({"num_ranks": len(done.ranks), "world_size": done.run.manifest().get("world_size")})
+    what = f"{ranks or 'no rank'} of {counted(len(done.nodes), 'node')}, {files}"
     line = f"{into}: {what}. Now: {analyze_command(into)}"
     console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -9,9 +9,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from analyzers.diagnose import diagnose
 from probes.tape.rundir import RunDir, RunError
+from rankscope.cli import app
 from store import Store
 from store.collect import collect
 from tests.factories import make_run
@@ -44,6 +46,13 @@ def test_the_whole_run_is_found_and_judged(nodes: list[Path], tmp_path: Path) ->
     assert [(finding.kind, finding.ranks) for finding in fired] == [("straggler", (2,))]
     again = collect(nodes, tmp_path / "into")
     assert (again.num_files, again.num_bytes) == (done.num_files, done.num_bytes), "done again, it is the same"
+
+
+def test_the_ranks_of_a_node_that_is_missing_are_counted(nodes: list[Path], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["collect", str(nodes[0]), "--into", str(tmp_path / "one")])
+    assert "2 of 4 ranks of 1 node" in done.stdout, done.output
+    done = CliRunner().invoke(app, ["collect", *map(str, nodes), "--into", str(tmp_path / "both")])
+    assert ": 4 ranks of " in done.stdout, done.output
 
 
 @pytest.mark.parametrize("is_there", [False, True])
