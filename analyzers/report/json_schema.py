@@ -49,7 +49,7 @@ def schema() -> dict[str, Any]:
                         "seconds from the start to the end of the run; without `goodput`, from its first step on",
                     ),
                     "step_ms_median": _or_null("number", "milliseconds"),
-                    "tokens_per_s": _or_null("number", "over all ranks, while steps ran"),
+                    "tokens_per_s": _or_null("number", "over the ranks with records, while steps ran"),
                     "first_loss": _or_null("number", "nat"),
                     "last_loss": _or_null("number", "the last finite loss, nat"),
                     "loss_lost_at_step": _or_null("integer", "step from which the loss was never finite again"),
