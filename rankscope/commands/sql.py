@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankscope.terminal import RunArgument, console, echo, fail
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["EPILOG", "sql"]
 
@@ -16,6 +19,10 @@ EPILOG = (
     "rankscope sql runs/latest 'SELECT rank, median(loss) FROM steps GROUP BY rank' --format csv\n"
     "rankscope sql runs/latest --tables"
 )
+TEXT_WIDTH = 20
+"""A column of texts this wide can be read; longer texts are folded."""
+GAP = 2
+"""Characters between two columns of a table."""
 
 
 def sql(
@@ -82,15 +89,43 @@ def _print(names: tuple[str, ...], rows: list[tuple[Any, ...]], output: str) -> 
         shown = ([visible(value) if isinstance(value, str) else value for value in row] for row in (names, *rows))
         csv.writer(sys.stdout).writerows(shown)
     else:
-        from rich import box
-        from rich.table import Table
-
         from probes.tape.redaction.printable import visible
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, name in enumerate(names):
-            is_number = all(isinstance(row[index], (int, float, type(None))) for row in rows)
-            table.add_column(visible(name), justify="right" if is_number else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*("" if value is None else visible(str(value)) for value in row))
-        console().print(table, highlight=False, markup=False)
+        titles = [visible(name) for name in names]
+        texts = [["" if value is None else visible(str(value)) for value in row] for row in rows]
+        numeric = [all(isinstance(row[index], (int, float, type(None))) for row in rows) for index in range(len(names))]
+        screen = console()
+        if rows and _width(titles, texts, numeric) > screen.width:
+            _print_records(titles, texts)
+        else:
+            _print_table(screen, titles, texts, numeric)
+
+
+def _width(titles: list[str], texts: list[list[str]], numeric: list[bool]) -> int:
+    """Width below which a table would break a name or a number, or leave a text too little to be read."""
+    widths = [len(title) for title in titles]
+    for row in texts:
+        for index, text in enumerate(row):
+            widths[index] = max(widths[index], len(text) if numeric[index] else min(len(text), TEXT_WIDTH))
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _print_records(titles: list[str], texts: list[list[str]]) -> None:
+    """Print a row as lines, one per column, because the terminal is too narrow for a table."""
+    widest = max(len(title) for title in titles)
+    for number, row in enumerate(texts, start=1):
+        echo(f"row {number}")
+        for title, text in zip(titles, row, strict=True):
+            echo(f"  {title:{widest}}  {text}".rstrip())
+
+
+def _print_table(screen: Console, titles: list[str], texts: list[list[str]], numeric: list[bool]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title, is_number in zip(titles, numeric, strict=True):
+        table.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    for row in texts:
+        table.add_row(*row)
+    screen.print(table, highlight=False, markup=False)

@@ -64,3 +64,19 @@ def test_control_characters_and_markup_have_no_effect(run_path: Path) -> None:
     done = sql(run_path, "SELECT chr(27) || '[31m' AS a, '[bold]x[/bold]' AS b")
     assert "\x1b" not in done.output
     assert "[bold]x[/bold]" in done.output
+
+
+def test_a_row_that_is_wider_than_the_terminal_is_printed_as_lines(run_path: Path) -> None:
+    done = sql(run_path, "FROM steps ORDER BY rank, step LIMIT 2")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line for line in lines if line[0] in ("row", "rank", "step", "loss")][:4] == [
+        ["row", "1"], ["rank", "0"], ["step", "1"], ["loss", lines[[line[0] for line in lines].index("loss")][1]],
+    ]  # fmt: skip
+    assert ["row", "2"] in lines
+    assert len(sql(run_path, "FROM steps WHERE rank = 0").stdout.splitlines()) % 5 == 0
+
+
+def test_a_long_text_stays_in_the_table(run_path: Path) -> None:
+    text = sql(run_path, "SELECT 1 AS a, repeat('x', 300) AS b").stdout
+    assert "row 1" not in text
+    assert text.count("x") == 300
