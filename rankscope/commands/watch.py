@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from probes.tape.typed_path import analyze_command
 from rankscope.terminal import RunArgument, echo, fail
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["EPILOG", "watch"]
 
@@ -38,6 +41,8 @@ def watch(
     from watch.background_loop import end_process
     from watch.node_process import run_watch
 
+    if problem := _no_such_node(run, node_rank):
+        fail(problem)
     arguments = [str(run), "--node-rank", str(node_rank), "--listen", listen]
     arguments += ["--tls-cert", tls_cert, "--tls-key", tls_key, "--token-file", token_file]
     try:
@@ -47,3 +52,19 @@ def watch(
     if code == 0 and all_ended(RunDir(run)):
         echo(f"{run} has ended. Next: {analyze_command(run)}")
     end_process(code)
+
+
+def _no_such_node(run: Path, node_rank: int) -> str:
+    """What is wrong with an index beyond the newest attempt's nodes, whose ranks a watch would await forever; empty if
+    the node has records, or the number of nodes is unknown.
+    """
+    from probes.tape.attempts import claims
+    from probes.tape.rundir import RunDir
+
+    folder = RunDir(run)
+    launches = list(claims(folder).values())
+    num_nodes = launches[-1].get("nodes") if launches else None
+    if not isinstance(num_nodes, int) or node_rank < num_nodes or folder.node_dir(node_rank).is_dir():
+        return ""
+    nodes = "one node, which has index 0" if num_nodes == 1 else f"nodes 0 to {num_nodes - 1}"
+    return f"--node-rank {node_rank}: {run} has {nodes}"
