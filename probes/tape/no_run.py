@@ -13,11 +13,15 @@ from pathlib import Path
 __all__ = ["NAME_ONE", "no_folder", "no_run_at", "what_instead"]
 
 NAME_ONE = "name a run's folder, for example runs/latest"
+_READ_BY = "an address is read by `rankscope analyze` and `rankscope dashboard`"
+_FORM = "an address is s3://bucket/prefix or file:///folder"
 _MADE = "it is made by the first `rankscope train` or `rankscope run`"
 
 
 def no_folder(runs: Path) -> str:
     """Full message for a missing folder of runs, which is normal before the first run."""
+    if address := _address(runs):
+        return f"no folder {address}: {_how_read(address)}; name the folder that holds the runs"
     if runs.exists():
         return f"{runs} is a file: name the folder that holds the runs"
     made = f" ({_MADE})" if runs.name == "runs" else ""
@@ -28,13 +32,22 @@ def no_run_at(missing: Path, but: str = "") -> str:
     """Full message for a path that does not exist, or for an address (a Path turns its `//` into `/`). `but`: what else
     was looked for.
     """
-    if address := re.fullmatch(r"(\w{2,}):(?:/(.*))?", str(missing), re.DOTALL):
-        scheme, rest = address[1], (address[2] or "").lstrip("/")
-        read = "an address is read by `rankscope analyze` and `rankscope dashboard`"
-        if scheme not in ("s3", "file") or not rest:
-            read = "an address is s3://bucket/prefix or file:///folder"
-        return f"no run at {scheme}://{'/' * (scheme == 'file')}{rest}: {read}"
+    if address := _address(missing):
+        return f"no run at {address}: {_how_read(address)}"
     return f"no run at {missing}{but}: {_where_else(missing)}"
+
+
+def _how_read(address: str) -> str:
+    is_known = re.fullmatch(r"(s3://|file:///)[^/].*", address, re.DOTALL)
+    return _READ_BY if is_known else _FORM
+
+
+def _address(path: Path) -> str:
+    """The address that was typed for a path, which lacks one of its slashes; empty if it is none."""
+    parts = re.fullmatch(r"(\w{2,}):(?:/(.*))?", str(path), re.DOTALL)
+    if parts is None:
+        return ""
+    return f"{parts[1]}://{'/' * (parts[1] == 'file')}{(parts[2] or '').lstrip('/')}"
 
 
 def _where_else(missing: Path) -> str:

@@ -49,11 +49,16 @@ def fleet(
 
     if exclude and exclude not in FORMS:
         fail(f"--exclude {exclude}: choose {' or '.join(FORMS)}")
-    histories: list[RunHistory] = []
+    if exclude and output != "text":
+        fail(f"--exclude prints its own format: leave out --format {output}")
+    given: set[Path] = set()
     for path in folders:
         if not path.is_dir():
             fail(no_folder(path))
-        histories += _histories(RunsFolder(path))
+        if path.resolve() in given:
+            fail(f"{path} is given twice: its runs would count twice; name each folder once")
+        given.add(path.resolve())
+    histories = [history for path in folders for history in _histories(RunsFolder(path))]
     if not histories:
         fail(f"{folders[0]} holds no run: name the folder that holds the runs")
     found = judge(histories)
