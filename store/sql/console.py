@@ -58,6 +58,10 @@ def run(
 
     began = time.monotonic()
     try:
+        sql.encode()  # bytes that are not UTF-8 would end the process
+    except UnicodeEncodeError as error:
+        raise StoreError(f"character {error.start + 1} of the statement is not UTF-8: remove it") from None
+    try:
         statements = connection.extract_statements(sql)
     except duckdb.Error as error:
         raise StoreError(_one_line(error)) from None
@@ -80,6 +84,8 @@ def run(
     except duckdb.InterruptException:
         raise StoreError(f"it took longer than {limit_s:g} s and was cancelled: query fewer steps or ranks") from None
     except duckdb.Error as error:
+        if isinstance(error, duckdb.OutOfMemoryException):  # its advice is to change settings, which are locked
+            raise StoreError(f"{str(error).partition(chr(10))[0]}: query fewer steps or ranks") from None
         if "'pytz'" in str(error):  # DuckDB needs pytz only for timestamps with a time zone
             raise StoreError(_NO_ZONES) from None
         raise StoreError(_one_line(error)) from None

@@ -56,6 +56,8 @@ def test_sql_reaches_nothing_outside_the_store(run_path: Path, statement: str, t
 def test_a_statement_over_its_limits_is_one_line(run_path: Path) -> None:
     done = sql(run_path, "SELECT range(2000000000)")
     assert (done.exit_code, "Out of Memory" in done.stderr) == (2, True)
+    assert done.stderr.strip().endswith("query fewer steps or ranks")
+    assert "SET " not in done.stderr, "settings are locked"
     done = sql(run_path, "SELECT count(*) FROM range(1000000) a, range(1000000) b", "--limit-s", "0.2")
     assert (done.exit_code, "longer than 0.2 s" in done.stderr) == (2, True)
 
