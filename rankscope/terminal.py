@@ -11,9 +11,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "FormatOption", "RunArgument", "console", "echo", "fail", "print_json", "refuse_bad_output", "wants_json",
+    "LONGEST_S", "FormatOption", "RunArgument", "console", "echo", "fail", "print_json", "refuse_bad_output",
+    "wants_json",
 ]  # fmt: skip
 
+LONGEST_S = 366 * 86_400.0
+"""Largest number of seconds that an option takes: no wait of the system can be infinite."""
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest.", metavar="RUN")]
 FormatOption = Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")]
 """The option `--format`, for commands with output that programs read, too."""

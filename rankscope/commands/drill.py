@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import FormatOption, console, echo, fail, print_json, refuse_bad_output, wants_json
+from rankscope.terminal import LONGEST_S, FormatOption, console, echo, fail, print_json, refuse_bad_output, wants_json
 from trainer.faults.catalogue import MESHES
 
 __all__ = ["EPILOG", "drill"]
@@ -43,7 +43,7 @@ def drill(
     nproc_per_node: Annotated[
         int, typer.Option("--nproc-per-node", min=0, help="Ranks; 0 takes as many as the mesh of CONFIG needs.")
     ] = 0,
-    limit_s: Annotated[float, typer.Option("--limit-s", min=10, help="Time limit of one run.")] = 180.0,
+    limit_s: Annotated[float, typer.Option("--limit-s", min=10, max=LONGEST_S, help="Time limit of one run.")] = 180.0,
     output: FormatOption = "text",
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep every run. Default: only those that failed.")] = False,

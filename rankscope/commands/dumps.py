@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from probes.tape.typed_path import analyze_command
-from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
+from rankscope.terminal import LONGEST_S, FormatOption, console, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "dumps"]
 
@@ -22,7 +22,7 @@ def dumps(
     address: Annotated[str, typer.Argument(metavar="URL", help="Address of the debug server on rank 0.")],
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Folder for one file per rank.")],
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=1.0, help="Time to wait for an answer, in seconds.")
+        float, typer.Option("--timeout-s", min=1.0, max=LONGEST_S, help="Time to wait for an answer, in seconds.")
     ] = 90.0,
     output: FormatOption = "text",
 ) -> None:

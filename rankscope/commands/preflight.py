@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
+from rankscope.terminal import LONGEST_S, FormatOption, console, echo, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from trainer.preflight.verdict.readings import Readings
@@ -45,7 +45,9 @@ def preflight(
         int,
         typer.Option("--nproc-per-node", min=0, help="Ranks to start without a launcher; 0: one per GPU, else one."),
     ] = 0,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds to wait for a rank.")] = 120.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1.0, max=LONGEST_S, help="Seconds to wait for a rank.")
+    ] = 120.0,
     tune: Annotated[
         list[str] | None,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
+from rankscope.terminal import LONGEST_S, FormatOption, console, echo, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +32,10 @@ def profile(
     ranks: Annotated[str, typer.Option("--ranks", metavar="RANK,...", help="Ranks to profile.")] = "0",
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps, at most 100.", min=1, max=100)] = 3,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the traces; 0: do not wait.", min=0)
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", help="How long to wait for the traces; 0: do not wait.", min=0, max=LONGEST_S
+        ),
     ] = 120.0,
     output: FormatOption = "text",
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.terminal import RunArgument, console, echo, fail
+from rankscope.terminal import LONGEST_S, RunArgument, console, echo, fail
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ def sql(
     ] = "text",
     tables: Annotated[bool, typer.Option("--tables", help="List the tables and their rows, and exit.")] = False,
     max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Maximum number of rows.")] = 1000,
-    limit_s: Annotated[float, typer.Option("--limit-s", min=0.1, help="Time limit (seconds).")] = 30.0,
+    limit_s: Annotated[float, typer.Option("--limit-s", min=0.1, max=LONGEST_S, help="Time limit (seconds).")] = 30.0,
 ) -> None:
     """Query a run's records with SQL, also while it trains. Read-only, without access to other files.
 
@@ -44,7 +44,9 @@ def sql(
     """
     if output not in ("text", "csv", "json"):
         fail(f"--format {output}: choose text, csv or json")
-    if bool(statement) == tables:
+    if tables and statement:
+        fail(f"--tables takes no statement: leave out one of --tables and {statement!r}")
+    if not tables and not statement:
         fail("give a statement, e.g. 'FROM steps LIMIT 5', or --tables")
     from probes.tape.rundir import RunDir, RunError
     from store import Store, StoreError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankscope.process_end.pressed_keys import pressed_keys
-from rankscope.terminal import FormatOption, RunArgument, console, fail, print_json, wants_json
+from rankscope.terminal import LONGEST_S, FormatOption, RunArgument, console, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,9 @@ LINES_IN_A_PIPE = 72
 def top(
     run: RunArgument,
     once: Annotated[bool, typer.Option("--once", help="Print the table once; the default without a terminal.")] = False,
-    every_s: Annotated[float, typer.Option("--every-s", min=0.2, help="Seconds between two refreshes.")] = 1.0,
+    every_s: Annotated[
+        float, typer.Option("--every-s", min=0.2, max=LONGEST_S, help="Seconds between two refreshes.")
+    ] = 1.0,
     output: FormatOption = "text",
 ) -> None:
     """Show every rank of a run, those in trouble first: state, step, own work, waiting, and what it is doing now.

@@ -8,6 +8,7 @@ Typer's panels cut long names, and show types (`<list[Path]>`) where a reader ne
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import shutil
 import textwrap
@@ -27,7 +28,17 @@ _VALUES = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMB
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help fits terminals of 60 or more columns."""
+    """A command whose help fits terminals of 60 or more columns, and whose numbers are finite."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of the command line. Raises BadParameter for a number that is infinite, such as 1e999."""
+        rest = super().parse_args(ctx, args)
+        param: Any
+        for param in self.get_params(ctx):
+            value = ctx.params.get(param.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter("must be a finite number", ctx=ctx, param=param)
+        return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Usage, text, arguments, options, examples."""

@@ -96,6 +96,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["export", RUN, "--to", "parquet", "--step", "3"], ["--step 3", "safetensors"]),
         (["export", RUN, "--out", "w.safetensors", "--steps", "1:3"], ["--steps 1:3", "chrome-trace"]),
         (["sql", RUN], ["give a statement"]),
+        (["sql", RUN, "FROM steps", "--tables"], ["--tables takes no statement", "'FROM steps'"]),
+        (["sql", RUN, "SELECT 'caf\udce9'"], ["character 12 of the statement is not UTF-8"]),
+        (["sql", RUN, "FROM steps", "--limit-s", "1e12"], ["--limit-s", "less than or equal to"]),
+        (["plan", "debug", "--gpus", "1", "--gpu-hours", "inf"], ["'--gpu-hours': must be a finite number"]),
         (["sql", RUN, "DELETE FROM steps"], ["DELETE is not allowed"]),
         (["sql", RUN, "SELECT nothing FROM steps"], ["nothing", "clause; Candidate"]),
         (["sql", RUN, "FROM nosuch"], ["nosuch does not exist", "; --tables lists the tables"]),
@@ -104,6 +108,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["sql", RUN, "FROM steps", "--format", "xml"], ["--format xml"]),
         (["top"], ["Missing argument 'RUN', for example `rankscope top runs/latest`."]),
         (["top", "nowhere"], ["no run at nowhere"]),
+        (["top", RUN, "--every-s", "1e12"], ["--every-s", "less than or equal to"]),
+        (["top", RUN, "--every-s", "inf"], ["--every-s"]),
         (["top", "runs"], ["runs is a folder of runs", "for example runs/latest"]),
         (["top", "s3://lake/runs/a"], ["no run at s3://lake/runs/a: ", "an address is read by"]),
         (["share", "nowhere"], ["no run at nowhere"]),
@@ -143,6 +149,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["watch", RUN, "--tls-cert", "cert.pem"], ["--tls-cert needs --listen HOST:PORT"]),
         (["fleet", "empty"], ["empty holds no run: name the folder that holds the runs"]),
         (["fleet", "runs", "--exclude", "lsf"], ["--exclude lsf", "slurm or kubernetes"]),
+        (["fleet", "runs", "runs/"], ["runs is given twice"]),
+        (["fleet", "runs", "--exclude", "slurm", "--format", "json"], ["leave out --format json"]),
+        (["fleet", "s3://lake/runs"], ["no folder s3://lake/runs: ", "an address is read by"]),
         (["mcp", "nowhere"], ["no folder nowhere: name the folder"]),
         (["mcp", "runs", "--port", "99999"], ["--port"]),
         (["note", "nowhere", "--tag", "a"], ["no run at nowhere"]),
@@ -177,6 +186,23 @@ def test_a_mistake_is_one_line(
     assert all(word in lines[0] for word in words), lines
     assert "pg_" not in lines[0], "no table of a user"
     assert {path.name: path.readlink() if path.is_symlink() else None for path in runs.iterdir()} == before
+
+
+def test_a_watch_of_a_node_that_the_run_lacks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from probes.tape.attempts import claim
+    from tests.factories import empty_run
+
+    run = empty_run(tmp_path, world_size=1)
+    claim(run, nodes=1)
+    before = sorted(run.path.rglob("*"))
+    monkeypatch.setattr(sys, "argv", ["rankscope", "watch", str(run.path), "--node-rank", "7"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capfd.readouterr().err == f"rankscope: --node-rank 7: {run.path} has one node, which has index 0\n"
+    assert sorted(run.path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
