@@ -170,6 +170,8 @@ def _page(title: str, body: Callable[[View], None]) -> None:
     polls = st.session_state.get("polls", True)
 
     def draw() -> None:
+        if not access.run.path.is_dir():  # deleted or renamed since: its former answers would be drawn as an empty run
+            st.rerun()
         answer = access.state()
         view = _view(access, answer)
         _head(title, access, view)

@@ -6,9 +6,11 @@ Needs Chromium (`apt-get install chromium`) and playwright, which `make` install
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +20,7 @@ from dashboard.screenshots import PAGES, SETTLED, browser_path
 from tests.dashboard.questions import BROWSER
 from tests.depth import usually
 from tests.e2e.launched import LaunchedRun, kill, start, unhurried
+from tests.factories import make_run
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -193,6 +196,24 @@ def test_a_chart_whose_library_does_not_load_says_so_and_is_drawn_when_it_does(v
     assert page.locator(".js-plotly-plot").count() == 0
     context.unroute("**/plotly.min.js")
     page.wait_for_selector(".js-plotly-plot .main-svg", timeout=LONGEST_MS)  # it asks again by itself
+    context.close()
+
+
+def test_the_page_of_a_run_that_is_deleted_says_so(visit: Visit, tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=12)
+    placed = Path(shutil.copytree(run.path, visit.run.runs_dir / run.run_id))
+    context = visit.page.context.browser.new_context(viewport={"width": 1280, "height": 1000})  # type: ignore[union-attr]
+    page = context.new_page()
+    page.set_default_timeout(LONGEST_MS)
+    try:
+        page.goto(f"{visit.url}/{PAGES['findings']}?run={run.run_id}")
+        page.wait_for_selector("text=No problems found", timeout=LONGEST_MS)
+        page.wait_for_selector(SETTLED, timeout=LONGEST_MS)
+    finally:
+        placed.rename(tmp_path / "removed")  # at once, so that the page finds no half of it
+    told = page.wait_for_selector("text=/The address names|no record yet/", timeout=LONGEST_MS)
+    assert told is not None
+    assert f"{run.run_id}, which is not in" in told.inner_text()
     context.close()
 
 
