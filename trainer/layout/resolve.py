@@ -67,7 +67,7 @@ def _mesh_sizes(config: Config, world_size: int) -> dict[str, int]:
     elif fixed != world_size:
         raise ConfigError(
             f"parallel = {product}: makes {fixed} ranks but the world size is {world_size}; "
-            f"the product must be {world_size}, or leave dp_shard at -1"
+            f"the product must be {world_size}; --set parallel.dp_shard=-1 takes the ranks that are left"
         )
     return sizes
 

@@ -116,7 +116,7 @@ def test_a_mistake_names_the_file_or_the_option_that_holds_it(tmp_path: Path) ->
     ("overrides", "world_size", "expected"),
     [
         (["parallel.dp_replicate=3"], 4, ["parallel.dp_shard = -1", "dp_replicate 3", "world size 4"]),
-        (["parallel.dp_shard=3"], 4, ["makes 3 ranks", "world size is 4"]),
+        (["parallel.dp_shard=3"], 4, ["makes 3 ranks", "world size is 4", "--set parallel.dp_shard=-1"]),
         (["parallel.tp=3"], 3, ["model.num_heads = 4", "divisible by parallel.tp = 3"]),
         (["parallel.tp=4", "model.num_kv_heads=2"], 4, ["model.num_kv_heads = 2", "parallel.tp = 4"]),
         (["parallel.tp=4", "model.vocab_size=257"], 4, ["model.vocab_size = 257", "parallel.tp = 4"]),
