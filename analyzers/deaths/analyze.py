@@ -207,10 +207,12 @@ def _without_a_root(
             "without an error."
         )
     else:  # after `kill -9` of all ranks, on a full disk, and in a copy of a live run nothing shows how they ended
+        were, their, they = ("It was", "its", "it") if is_one else ("They were", "their", "they")
+        disk = f"the disk could not store {their} records"
+        reasons = f"or {disk}" if restart else f"{disk}, or this is a copy made while {they} ran"
         summary = (
             f"Records incomplete: {seen} stopped {lost_at(view, step)}{within}, and no record shows how. "
-            f"{'It was' if is_one else 'They were'} killed from outside, the disk could not store "
-            f"{'its' if is_one else 'their'} records, or this is a copy made while {'it' if is_one else 'they'} ran."
+            f"{were} killed from outside, {reasons}."
         )
     cause = ON_PURPOSE if terminated else "killed_all"
     named = all_ranks if terminated else ()

@@ -120,7 +120,7 @@ def test_a_norm_that_overflows_is_named_with_what_to_do() -> None:
         "The gradient norm overflowed to Inf from step 12 to 13, over gradients that were all finite."
     )
     assert WHY["non_finite"](finding) == "Every rank counted its gradients' NaN and Inf elements: there were none."
-    assert NEXT["non_finite"](finding).startswith("Lower the loss scale, or clip harder")
+    assert NEXT["non_finite"](finding).startswith("Lower the loss scale or the learning rate")
 
 
 def test_a_sum_that_overflows_is_the_reduction_though_the_norm_that_follows_is_flagged() -> None:
