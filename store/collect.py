@@ -64,7 +64,7 @@ def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, f
         if manifest := best.manifest():
             RunDir(into).write_manifest(manifest | {"run_id": best.recorded_id()})
     except OSError as error:
-        unfinished = f"; mend this and repeat, because {into} is incomplete" if (into / MARK).exists() else ""
+        unfinished = f". {into} is incomplete: collect again once this is fixed" if (into / MARK).exists() else ""
         raise RunError(f"{error.filename or into}: cannot be copied: {error.strerror}{unfinished}") from None
     made = RunDir(into.resolve())
     return Collected(

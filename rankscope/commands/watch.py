@@ -55,8 +55,8 @@ def watch(
 
 
 def _no_such_node(run: Path, node_rank: int) -> str:
-    """What is wrong with an index beyond the newest attempt's nodes, whose ranks a watch would await forever; empty if
-    the node has records, or the number of nodes is unknown.
+    """Return an error message if the newest attempt has no node of this index, as `watch` would wait for its ranks
+    forever. Return "" if the node has records or the number of nodes is unknown.
     """
     from probes.tape.attempts import claims
     from probes.tape.rundir import RunDir
