@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from analyzers.source import Source
+from analyzers.verdict.rank_facts import rank_facts
 from analyzers.wording import of_world_size
 from dashboard.data.flat_settings import flat
 from dashboard.data.sql import system_queries
@@ -31,7 +32,7 @@ MAX_VARIABLES = 100
 def load_system(source: Source) -> dict[str, Any]:
     """Load ranks, process groups, communicators, and the profiler plugin's state on each rank."""
     return {
-        "ranks": system_queries.ranks(source), "groups": system_queries.groups(source),
+        "counted": rank_facts(source), "ranks": system_queries.ranks(source), "groups": system_queries.groups(source),
         "communicators": system_queries.communicators(source), "plugin": system_queries.plugin_states(source),
     }  # fmt: skip
 
@@ -43,7 +44,7 @@ def system(view: View) -> None:
     if found is None:
         return
     manifest = view.manifest
-    _tiles(manifest, found["ranks"])
+    _tiles(manifest, found["ranks"], found["counted"])
     left, right = st.columns(2, gap="medium")
     with left:
         st.subheader("Versions", anchor=False)
@@ -67,17 +68,16 @@ def system(view: View) -> None:
     _nccl(found)
 
 
-def _tiles(manifest: Mapping[str, Any], ranks: list[dict[str, Any]]) -> None:
+def _tiles(manifest: Mapping[str, Any], ranks: list[dict[str, Any]], counted: Mapping[str, Any]) -> None:
     sizes = manifest.get("mesh")
     mesh = sizes if isinstance(sizes, Mapping) else {}
     dimensions = [f"{name} {mesh[name]}" for name in MESH if isinstance(mesh.get(name), int) and mesh[name] > 1]
     hosts = {row["host"] for row in ranks if row["host"]}
     kinds = {str(row["device"]).split(":")[0] for row in ranks if row["device"]}
-    newest = max(ranks, key=lambda row: row["attempt"], default={})
-    of_all = of_world_size({"num_ranks": len(ranks), "world_size": newest.get("world_size")})
+    num_ranks = counted["num_ranks"] or manifest.get("world_size") or "unknown"
     tiles(
         [
-            ("Ranks", f"{len(ranks) or manifest.get('world_size') or 'unknown'}{of_all}", None, None),
+            ("Ranks", f"{num_ranks}{of_world_size(counted)}", None, None),
             ("Hosts", str(len(hosts) or "unknown"), None, None),
             ("Devices", visible(", ".join(sorted(kinds)))[:40] or "unknown", None, None),
             ("Mesh", " x ".join(dimensions) or ("all 1" if mesh else "unknown"), None,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from analyzers.diagnose import diagnose
+from analyzers.wording import recorded_ranks
 from probes.tape.rundir import RunDir
+from store import Store
 from tests.dashboard.opened import open_page, shown
 from tests.factories import RankWriter, make_run
 from tests.waiting import wait_for
@@ -104,6 +108,20 @@ def test_the_system_page_shows_versions_ranks_and_what_is_not_recorded(run: RunD
     assert any("no_gpu" in table.to_numpy().tolist()[0] for table in tables)
     assert any({"rank", "host", "device"} <= set(table.columns) and len(table) == 2 for table in tables)
     assert not [name for table in tables for name in table.columns if name.endswith("_ns")]
+
+
+@pytest.mark.parametrize(("steps", "ranks"), [(3, "3 of 4"), (0, "4")])
+def test_the_system_page_counts_ranks_as_the_report_does(steps: int, ranks: str, tmp_path: Path) -> None:
+    """After a restart, rank 3 has no records; or the attempt only begins, and one rank has recorded itself."""
+    run = make_run(tmp_path, ranks=4, steps=3, end="")
+    if steps:
+        make_run(tmp_path, run=run, ranks=4, attempt=1, first_step=4, steps=steps)
+        shutil.rmtree(run.rank_dir(1, 3))
+    else:
+        RankWriter(run, rank=0, attempt=1, ranks=4).close()
+    with Store.open(run) as store:
+        assert recorded_ranks(diagnose(store, run.manifest()).run) == f"{ranks} ranks"
+    assert f"Ranks: {ranks}\n" in shown(page(run, "system"))
 
 
 def test_a_run_without_logs_settings_or_versions_says_what_is_missing(tmp_path: Path) -> None:
