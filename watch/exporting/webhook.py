@@ -5,9 +5,10 @@
 
 Each receives one JSON object per finding: the finding as in `analyze --format json`, the run, and the addresses of its
 page and its runbook section (from `alerts.dashboard_url` and `alerts.runbook_url`; empty if not set). A command reads
-it from standard input. None of them can delay watch. An event reports each failed delivery, each finding beyond
-`at_most_per_hour` or the queue's size, and each delivery that the end of watch cuts off. Redirects are not followed, so
-that findings go only to the configured address.
+it from standard input. None of them can delay watch. A finding that the webhook cannot take now (no connection, no
+answer, status 5xx) is posted again, in the order of the findings, until `RETRIES_S` after it was queued. An event
+reports each lost delivery, each finding beyond `at_most_per_hour` or the queue's size, and each delivery that the end
+of watch cuts off. Redirects are not followed, so that findings go only to the configured address.
 
 A plug-in is a module named by an entry point of the group `rankscope.hooks`, with a function `on_finding(report)` that
 gets the same object. A call that does not return in time is ended and reported.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 import shlex
 import subprocess
 import threading
@@ -25,6 +27,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,10 +48,29 @@ __all__ = ["FindingHook", "finding_hook"]
 
 DELIVERY_S = 10.0
 """Time limit of one delivery, in seconds."""
+RETRIES_S = 300.0
+"""Time in which a finding is posted again: a restart of the receiver or of a proxy takes less."""
+FIRST_RETRY_S = 1.0
+"""Delay of the first retry, doubled for each further one."""
 GROUP = "rankscope.hooks"
 _MAX_WAITING = 1000
 _Deliver = Callable[[Mapping[str, Any]], None]
 _SEVERITIES = ("info", "warning", "critical")
+
+
+class _TryLaterError(Exception):
+    """The receiver may accept the same finding later."""
+
+
+@dataclass(slots=True, eq=False)
+class _Delivery:
+    receiver: str
+    lost: str
+    """Text to report if it fails or if watch ends before."""
+    deliver: Callable[[], None]
+    until_s: float
+    """When to stop repeating it (monotonic)."""
+    tries: int = 0
 
 
 class FindingHook:
@@ -86,12 +108,13 @@ class FindingHook:
         self._delivered: collections.deque[float] = collections.deque()
         self._left_out = 0
         self._reported: set[tuple[object, ...]] = set()
-        self._queue: collections.deque[tuple[str, str, Callable[[], None]]] = collections.deque(
-            (plugin.name, "it was not imported", partial(plugin.call, "load_only")) for plugin in modules
-        )
-        """Queue of (receiver, text to report if watch ends before the delivery, delivery). The first entry remains
-        while it is being delivered; the thread that removes it reports a failure.
-        """
+        self._queue: list[_Delivery] = [
+            _Delivery(plugin.name, "it was not imported", partial(plugin.call, "load_only"), 0) for plugin in modules
+        ]
+        """An entry remains while it is being delivered; the thread that removes it reports a failure."""
+        self._paused: dict[str, float] = {}
+        """When each receiver that failed is tried again (monotonic); others get their findings meanwhile."""
+        self._ends_s = math.inf
         self._is_closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._deliver_all, daemon=True)
@@ -119,8 +142,8 @@ class FindingHook:
                 if len(self._queue) >= _MAX_WAITING:
                     self._drop(finding, "too many findings wait to be sent")
                     continue
-                lost = f"{finding.kind} was not delivered"
-                self._queue.extend((name, lost, partial(deliver, body)) for name, deliver in self._receivers)
+                lost, until_s = f"{finding.kind} was not delivered", time.monotonic() + RETRIES_S
+                self._queue += [_Delivery(to, lost, partial(deliver, body), until_s) for to, deliver in self._receivers]
                 self._changed.notify()
             self._left_out = 0
 
@@ -130,12 +153,14 @@ class FindingHook:
         """
         with self._changed:
             self._is_closing = True
+            self._ends_s = time.monotonic() + timeout_s
+            self._paused.clear()
             self._changed.notify()
         self._thread.join(timeout_s)
         with self._changed:
-            while self._queue:
-                name, lost, _ = self._queue.popleft()
-                self._report(name, f"{lost} before watch ended")
+            for one in self._queue:
+                self._report(one.receiver, f"{one.lost} before watch ended")
+            self._queue.clear()
 
     def _drop(self, finding: Finding, reason: str) -> None:
         self._left_out += 1
@@ -156,31 +181,48 @@ class FindingHook:
         return True
 
     def _deliver_all(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._is_closing)
-                if not self._queue:
-                    return
-                name, _, deliver = self._queue[0]
-            problem = ""
+        while (one := self._next()) is not None:
+            problem, may_succeed = "", False
             try:
-                deliver()
+                one.deliver()
             except Exception as error:  # no response of a receiver may stop further deliveries
-                problem = type(error).__name__
+                problem, may_succeed = type(error).__name__, isinstance(error, _TryLaterError)
                 with suppress(Exception):  # str() of a foreign exception may raise, too
-                    problem = self._redact(_one_line(error))[:300] or problem
+                    problem = self._redact(_one_line(error)) or problem
             with self._changed:
-                if not self._queue:  # `close` has emptied the queue and reported what was not delivered
+                if one not in self._queue:  # `close` has emptied the queue and reported what was not delivered
                     return
-                self._queue.popleft()
+                again_s = time.monotonic() + FIRST_RETRY_S * 2**one.tries
+                one.tries += 1
+                if may_succeed and again_s < min(one.until_s, self._ends_s):
+                    self._paused[one.receiver] = again_s
+                    continue
+                self._queue.remove(one)
                 if problem:
-                    self._report(name, problem)
+                    tries = f" in {one.tries} tries" if one.tries > 1 else ""
+                    self._report(one.receiver, f"{one.lost}{tries}: {problem}"[:300])
+
+    def _next(self) -> _Delivery | None:
+        """Wait for the first delivery to a receiver that is not paused; None after the last one."""
+        with self._changed:
+            while self._queue or not self._is_closing:
+                now = time.monotonic()
+                due = {one: self._paused.get(one.receiver, now) for one in self._queue}
+                if ready := next((one for one, due_s in due.items() if due_s <= now), None):
+                    return ready
+                self._changed.wait(min(due.values()) - now if due else None)
+            return None
 
     def _post(self, report: Mapping[str, Any]) -> None:
         body = json.dumps(report).encode()
         request = urllib.request.Request(self._webhook, data=body, headers={"Content-Type": "application/json"})
-        with HttpDeadline(DELIVERY_S) as opener, opener.open(request, timeout=DELIVERY_S):
-            pass  # only the status matters: the body is not read
+        try:
+            with HttpDeadline(DELIVERY_S) as opener, opener.open(request, timeout=DELIVERY_S):
+                pass  # only the status matters: the body is not read
+        except OSError as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in (408, 429):
+                raise
+            raise _TryLaterError(plain_reason(error)) from error
 
     def _run(self, report: Mapping[str, Any]) -> None:
         done = subprocess.run(

@@ -19,6 +19,7 @@ import pytest
 from analyzers.finding import Finding
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK
+from tests.ports import free_port
 from tests.waiting import wait_for
 from watch.exporting.webhook import FindingHook, finding_hook
 
@@ -31,7 +32,7 @@ def finding(status: str = "fired", severity: str = "warning", rank: int = 3) -> 
 class Receiver:
     """A web server that keeps what is posted, and answers as slowly and badly as it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.heard: list[dict[str, Any]] = []
         self.holds = threading.Event()  # requests wait for `released`
         self.released = threading.Event()
@@ -51,7 +52,7 @@ class Receiver:
             def log_message(self, format: str, *args: Any) -> None:
                 """Quiet."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
 
@@ -121,15 +122,66 @@ def test_a_slow_receiver_delays_nothing(receiver: Receiver, events: EventWriter)
     assert receiver.answered == 0, "neither waited for an answer"
 
 
-def test_failed_deliveries_are_reported(tmp_path: Path, receiver: Receiver, events: EventWriter) -> None:
-    receiver.code = 500
+def test_failed_deliveries_are_reported(receiver: Receiver, events: EventWriter) -> None:
+    receiver.code = 404
     hook = FindingHook(run_id="demo", events=events, webhook=receiver.url, command="/no/such/program")
     hook.report([finding()])
     hook.close()
     assert [(event["hook"], event["reason"]) for event in failures(events)] == [
-        ("webhook", "Internal Server Error"),
-        ("command", "No such file or directory"),
+        ("webhook", "straggler was not delivered: Not Found"),
+        ("command", "straggler was not delivered: No such file or directory"),
     ]
+    assert len(receiver.heard) == 1, "an answer that will not change is not asked for again"
+
+
+def test_a_finding_is_posted_again_until_the_receiver_takes_it(
+    receiver: Receiver, events: EventWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The findings keep their order; the command does not wait for the webhook."""
+    monkeypatch.setattr("watch.exporting.webhook.FIRST_RETRY_S", 0.01)
+    receiver.code = 503
+    out = tmp_path / "out.json"
+    script = tmp_path / "note.py"
+    script.write_text("import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')")
+    command = f"{sys.executable} {script} {out}"
+    hook = FindingHook(run_id="demo", events=events, webhook=receiver.url, command=command)
+    hook.report([finding(rank=1), finding(rank=2)])
+    wait_for(lambda: out.exists() and out.read_text().count("\n") == 2, "both findings at the command")
+    wait_for(lambda: len(receiver.heard) >= 3, "repeated posts")
+    assert {tuple(told["finding"]["ranks"]) for told in receiver.heard} == {(1,)}
+    receiver.code = 200
+    hook.close()
+    assert [told["finding"]["ranks"] for told in receiver.heard[-2:]] == [[1], [2]]
+    assert failures(events) == []
+
+
+def test_a_finding_reaches_a_receiver_that_starts_later(events: EventWriter) -> None:
+    port = free_port()
+    hook = FindingHook(run_id="demo", events=events, webhook=f"http://127.0.0.1:{port}/hook")
+    hook.report([finding()])
+    wait_for(lambda: hook._paused, "a refused connection")
+    receiver = Receiver(port)
+    hook.close(timeout_s=100)  # tried again at once
+    receiver.server.shutdown()
+    receiver.server.server_close()
+    assert [told["finding"]["ranks"] for told in receiver.heard] == [[3]]
+    assert failures(events) == []
+
+
+def test_a_finding_that_no_retry_delivers_is_reported_as_lost(
+    receiver: Receiver, events: EventWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("watch.exporting.webhook.FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr("watch.exporting.webhook.RETRIES_S", 0.5)
+    receiver.code = 500
+    hook = FindingHook(run_id="demo", events=events, webhook=receiver.url)
+    hook.report([finding()])
+    wait_for(lambda: failures(events), "the event")
+    hook.close()
+    (lost,) = failures(events)
+    tries = len(receiver.heard)
+    assert lost["reason"] == f"straggler was not delivered in {tries} tries: Internal Server Error"
+    assert tries > 1
 
 
 def test_a_flood_is_counted(receiver: Receiver, events: EventWriter) -> None:
@@ -204,6 +256,7 @@ def test_no_response_ends_or_redirects_the_deliveries(
     answer = HOSTILE_ANSWERS[name].replace(b"{url}", receiver.url.encode())
     path, served, over = tmp_path / "events.jsonl", threading.Event(), threading.Event()
     drips = name.startswith("drip")
+    monkeypatch.setattr("watch.exporting.webhook.RETRIES_S", 0)
     if drips:
         monkeypatch.setattr("watch.exporting.webhook.DELIVERY_S", 0.3)
     hostile = socket.create_server(("127.0.0.1", 0))
@@ -309,12 +362,14 @@ def test_a_finding_that_is_not_json_does_not_end_the_deliveries(receiver: Receiv
     hook.report([dataclasses.replace(finding(rank=1), evidence={"set_ms": {1, 2}}), finding(rank=2)])
     hook.close()
     assert [told["finding"]["ranks"] for told in receiver.heard] == [[2]]
-    assert [event["reason"] for event in failures(events)] == ["Object of type set is not JSON serializable"]
+    assert [event["reason"] for event in failures(events)] == [
+        "straggler was not delivered: Object of type set is not JSON serializable"
+    ]
 
 
 def test_a_full_disk_does_not_end_the_deliveries(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKSCOPE_FAIL_LOUD", "1")  # the writer raises what it would only count
-    receiver.code = 500
+    receiver.code = 404
     hook = FindingHook(run_id="demo", events=EventWriter(Path("/dev/full"), attempt=0, rank=NODE_RANK),
                        webhook=receiver.url)  # fmt: skip
     hook.report([finding(rank=1), finding(rank=2)])
