@@ -41,7 +41,7 @@ def gates_of(texts: Sequence[str]) -> list[Gate]:
         name, has_limit, limit = text.partition(":")
         name = "slower" if name == "warning" else name  # in version 0.1, `slower` was called `warning`
         if name not in _NAMES:
-            raise GateError(f"{text}: choose slower, slower:PERCENT, loss, findings or critical")
+            raise GateError(f"{text!r}: choose slower, slower:PERCENT, loss, findings or critical")
         if not has_limit:
             found.append(Gate(name=name))
             continue
@@ -50,7 +50,7 @@ def gates_of(texts: Sequence[str]) -> list[Gate]:
         except ValueError:
             percent = -1.0
         if name != "slower" or not 0 <= percent < 1e6:
-            raise GateError(f"{text}: only slower has a limit, in percent: slower:10")
+            raise GateError(f"{text!r}: only slower has a limit, a number in percent, for example slower:10")
         found.append(Gate(name=name, limit_ratio=percent / 100))
     return found
 

@@ -13,10 +13,12 @@ from types import TracebackType
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from analyzers.wording import counted
 from probes.tape.typed_path import analyze_command
 from trainer.drills.scenario import DrillPlan, Scenario
 from trainer.drills.tally import Row, Tally
@@ -75,7 +77,8 @@ class DrillView:
         self._spinner.update(text=Text(head, overflow="ellipsis", no_wrap=True))
         parts: list[RenderableType] = [
             self._spinner,
-            Text("     " + self._line, style="dim", overflow="ellipsis", no_wrap=True),
+            # The terminal echoes ^C after the last line. In a full line it would begin another, which is not erased.
+            Padding(Text("     " + self._line, style="dim", overflow="ellipsis", no_wrap=True), (0, 4, 0, 0)),
         ]
         # Show only as many of the newest rows as fit on the terminal. The whole table is printed at the end.
         newest = Tally(self._tally.rows[-max(3, self.console.height - 8) :])
@@ -154,7 +157,7 @@ def print_result(tally: Tally, plan: DrillPlan, console: Console, *, interrupted
             console.print(f"[dim]Skipped on {', '.join(meshes)}: {escape(text)}.[/]", highlight=False)
     console.print()
     if interrupted:
-        console.print(f"Interrupted after {len(tally.rows)} of {len(plan.scenarios)} runs.", highlight=False)
+        console.print(f"Interrupted after {len(tally.rows)} of {counted(len(plan.scenarios), 'run')}.", highlight=False)
     console.print(totals(tally), highlight=False)
 
 
@@ -169,9 +172,10 @@ def totals(tally: Tally) -> str:
         for name, value in (("to a finding", tally.finding_s), ("to training again", tally.training_s))
         if value is not None
     ]
-    expected = sum(len(row.score.answers) for row in tally.rows)
+    runs = counted(len(tally.rows), "run") or "0 runs"
+    findings = counted(sum(len(row.score.answers) for row in tally.rows), "finding") or "0 findings"
     return (
-        f"[bold]{len(tally.rows)} runs, {expected} findings expected[/]   recall {share(tally.recall)}   precision "
+        f"[bold]{runs}, {findings} expected[/]   recall {share(tally.recall)}   precision "
         f"{share(tally.precision)}   right rank {share(tally.right_rank)}   right cause {share(tally.right_cause)}\n"
         f"unrecovered {tally.unrecovered}   goodput {share(tally.goodput)}"
         + (f"   median {', '.join(seconds)}" if seconds else "")

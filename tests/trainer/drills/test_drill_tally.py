@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from trainer.config.config import Config
 from trainer.drills.command import drill_page
 from trainer.drills.scenario import DrillPlan, Scenario, plan_drill
 from trainer.drills.score import Answer, Score, Statement
-from trainer.drills.table import print_result
+from trainer.drills.table import DrillView, print_result
 from trainer.drills.tally import Row, Tally
 
 PLAN = plan_drill(Config(), ["none", "kill", "nan_grad", "pause"], meshes=["ddp"], seeds=1, num_ranks=4)
@@ -102,6 +103,29 @@ def test_the_table_shows_each_run_and_what_was_wrong() -> None:
     assert "nan_grad was not found." in text
     assert "False alarm: rank 3 is slow" in text
     assert "recall 50.0 %" in text
+
+
+def test_one_run_is_no_plural() -> None:
+    console = Console(width=140, record=True, no_color=True)
+    print_result(tally(GOOD), PLAN, console)
+    print_result(tally(row(NONE)), PLAN, console)
+    print_result(tally(GOOD, UNSEEN), PLAN, console)
+    text = console.export_text()
+    for head in ("1 run, 1 finding expected ", "1 run, 0 findings expected ", "2 runs, 2 findings expected "):
+        assert head in text
+
+
+def test_the_last_line_on_a_terminal_leaves_room_for_the_echo_of_ctrl_c() -> None:
+    """In a full line, ^C began a line that was not erased: the head of the table stood twice."""
+    console = Console(width=60, record=True, force_terminal=True, file=io.StringIO())
+    view = DrillView(PLAN, console)
+    view.run_started(0, KILL)
+    view.run_printed("step " * 40)
+    view.run_ended(GOOD)
+    console.print(view._draw())
+    last = console.export_text().splitlines()[-1]
+    assert "step step" in last
+    assert len(last.rstrip()) <= console.width - len("^C^C")
 
 
 def test_the_page_stands_alone_and_is_escaped() -> None:

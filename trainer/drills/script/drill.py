@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from analyzers.wording import counted
 from probes.attach.injected_fault import InjectedFault
 from probes.tape.typed_path import analyze_command
 from trainer.drills.script.execute import Plan, execute
@@ -86,8 +87,9 @@ def print_rows(rows: Sequence[ScriptRow], console: Console) -> None:
         console.print(f"  {escape(analyze_command(Path(row.run)))}", highlight=False, soft_wrap=True)
     expected = [row for row in rows if row.is_injected and SCRIPT_FAULTS[row.fault].kinds]
     right = sum(row.is_right for row in expected)
-    alarms = sum(len(row.false_alarms) for row in rows)
-    console.print(f"\n{right} of {len(expected)} faults diagnosed correctly, {alarms} false alarms.", highlight=False)
+    alarms = counted(sum(len(row.false_alarms) for row in rows), "false alarm") or "0 false alarms"
+    of_all = f"{right} of {counted(len(expected), 'fault') or '0 faults'}"
+    console.print(f"\n{of_all} diagnosed correctly, {alarms}.", highlight=False)
 
 
 def to_json(rows: Sequence[ScriptRow]) -> dict[str, Any]:
