@@ -70,8 +70,9 @@ class StoreLockedError(StoreError):
     def __init__(self, path: Path, holder: Mapping[str, Any]) -> None:
         self.role = str(holder.get("role", "unknown"))
         self.pid = holder.get("pid")
+        advice = "wait until the run ends" if self.role == "watch" else "stop it"
         super().__init__(
-            f"{path} already has a writer: {self.role}, process {self.pid}; stop it, or open the store read-only"
+            f"{path} already has a writer: {self.role}, process {self.pid}; {advice}, or open the store read-only"
         )
 
 

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -31,6 +32,7 @@ from probes.tape.files.shared_memory import remove_shared
 from probes.tape.pauses import rest
 from probes.tape.redaction.printable import visible
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
+from probes.tape.typed_path import as_typed
 from store import Ingester, StoreError, StoreLockedError
 from watch.background_loop import end_process
 from watch.digests.exchange import JobWatch
@@ -97,7 +99,14 @@ def run_watch(arguments: Sequence[str] | None = None) -> int:
             raise ListenError(f"--{option.replace('_', '-')} needs --listen HOST:PORT")
         return _watch(run, options, listen)
     except (RunError, ListenError, StoreLockedError) as error:
-        sys.stderr.write(f"rankscope watch: {visible(str(error))}\n")
+        message = str(error)
+        if isinstance(error, StoreLockedError) and error.role == "watch":
+            where = as_typed(run.path)
+            message = (
+                f"{where} is watched by process {error.pid}, as `train` and `run` start a watch: "
+                f"`rankscope top {shlex.quote(where)}` shows the ranks"
+            )
+        sys.stderr.write(f"rankscope watch: {visible(message)}\n")
         return 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from probes.tape.rundir import RunDir
 from rankscope.cli import app
+from store import Ingester
 from tests.factories import make_run
 from trainer.launcher.node import Outcome
 from trainer.launcher.supervise import _print_outcome
@@ -64,6 +66,19 @@ def test_a_prepared_folder_is_counted_and_quoted(tmp_path: Path, monkeypatch: py
     assert done.exit_code == 0, done.output
     assert " of 1 document in 1 shard\n" in done.output
     assert "--set data.path='my data' --set model.vocab_size=256" in done.output
+
+
+def test_a_second_watch_says_that_the_run_has_one(tmp_path: Path) -> None:
+    """It advised to stop the watch that `train` had started."""
+    run = make_run(tmp_path / "my runs", ranks=1, steps=3)
+    command = [sys.executable, "-m", "rankscope", "watch", str(run.path)]
+    with Ingester(run):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"rankscope watch: {run.path} is watched by process {os.getpid()}, as `train` and `run` start a watch: "
+        f"`rankscope top '{run.path}'` shows the ranks\n"
+    )
 
 
 def test_watch_of_a_run_that_has_ended_says_so(tmp_path: Path) -> None:
