@@ -226,6 +226,23 @@ def test_a_stop_at_once_leaves_no_bar_below_its_last_lines(tmp_path: Path) -> No
     assert not [line for line in shown if "starting" in line]
 
 
+def test_the_table_follows_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For up to 15 s, each rank was "running" below the line that one had ended."""
+    readings: list[None] = []
+    monkeypatch.setattr(progress.LiveRanks, "_read", lambda self: readings.append(None))
+    monkeypatch.setattr(progress, "REST_S", 0.01)
+    monkeypatch.setattr(progress, "REST_PER_READING", 1e12)  # the rest after any reading is the longest
+    monkeypatch.setattr(progress, "MAX_REST_S", 3600.0)
+    ranks = progress.LiveRanks(make_run(tmp_path, ranks=1, steps=2))
+    ranks.begin()
+    try:
+        wait_for(lambda: len(readings) == 1, "the first table")
+        ranks.note_event()
+        wait_for(lambda: len(readings) == 2 + progress.READINGS_AFTER_EVENT, "tables after the event")
+    finally:
+        ranks.end()
+
+
 def test_a_table_from_before_the_first_step_is_not_shown_after_it(tmp_path: Path) -> None:
     """For up to 15 s, "the first step is still running" stood below the bar of step 160."""
     run = make_run(tmp_path, ranks=2, steps=20, hang={1: 10})

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +50,8 @@ REST_S = 2.0
 MAX_REST_S = 15.0
 REST_PER_READING = 50
 """Ratio of the pause after a reading to the reading's CPU time, and the bounds of the pause in seconds."""
+READINGS_AFTER_EVENT = 3
+"""Readings after an event at intervals of `REST_S`: `watch` stores it some seconds after it was written."""
 MAX_LINES = 20
 JOIN_S = 5.0
 
@@ -77,6 +78,7 @@ class ProgressView:
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._live = console.is_terminal
         self._drawn: Live | None = None
+        self._ranks: LiveRanks | None = None
         self._num_ranks = plan.world_size
         """World size of the newest attempt; smaller than planned if nodes or devices are missing."""
         bar = [BarColumn(bar_width=24)] if console.width >= MIN_BAR_WIDTH else []
@@ -115,18 +117,18 @@ class ProgressView:
         if not self._live:
             self._loop(self._plain)
             return
-        ranks = LiveRanks(self.run) if self.console.height >= MIN_TABLE_HEIGHT else None
+        ranks = self._ranks = LiveRanks(self.run) if self.console.height >= MIN_TABLE_HEIGHT else None
         if ranks:
             ranks.begin()
         with Live(
-            console=self.console, refresh_per_second=8, transient=True, get_renderable=partial(self._shown, ranks)
+            console=self.console, refresh_per_second=8, transient=True, get_renderable=self._shown
         ) as self._drawn:
-            self._loop(partial(self._draw, ranks))
+            self._loop(self._draw)
         if ranks:
             ranks.end()
 
-    def _shown(self, ranks: LiveRanks | None) -> Group:
-        table = ranks.table() if ranks else None
+    def _shown(self) -> Group:
+        table = self._ranks.table() if self._ranks else None
         return Group(self._bar, table) if table else Group(self._bar)
 
     def _loop(self, show: Callable[[dict[str, float], bool], None]) -> None:
@@ -139,9 +141,9 @@ class ProgressView:
             if latest:
                 show(latest, last)
 
-    def _draw(self, ranks: LiveRanks | None, latest: dict[str, float], last: bool) -> None:
-        if ranks:
-            ranks.note_step(self._reader.attempt)
+    def _draw(self, latest: dict[str, float], last: bool) -> None:
+        if self._ranks:
+            self._ranks.note_step(self._reader.attempt)
         self._bar.update(
             self._task,
             completed=latest["step"],
@@ -192,6 +194,8 @@ class ProgressView:
                 line = line or self._fewer(event.get("ranks_left_over"))
             if line := line or self._findings.line(event):
                 print_wrapped(self.console, line)
+                if self._ranks:
+                    self._ranks.note_event()
         for replay in earlier.values():  # replays that no rollback followed
             print_wrapped(self.console, escape(f"{_where(replay)}{_replayed(replay)}."))
 
@@ -327,7 +331,7 @@ class LiveRanks:
     """Redraws the ranks of a run repeatedly between `begin` and `end`.
 
     A reading takes some hundredths of a second of CPU time. The thread pauses between readings so that it uses at most
-    a few percent of a core, except until the first step of an attempt is in the store.
+    a few percent of a core, except until the first step of an attempt is in the store, and after an event.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -335,6 +339,7 @@ class LiveRanks:
         self._known = (-1, False)  # newest attempt, and whether a step of it has ended
         self._run = run
         self._is_over = False
+        self._num_soon = 0
         self._due = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="live-ranks", daemon=True)
 
@@ -352,6 +357,11 @@ class LiveRanks:
             self._known = (attempt, True)
             self._due.set()
 
+    def note_event(self) -> None:
+        """Note that an event was printed: the table shows it as soon as `watch` has stored it."""
+        self._num_soon = READINGS_AFTER_EVENT
+        self._due.set()
+
     def table(self) -> RenderableType | None:
         """The newest table; None if there is none, or if a step is known to have ended since."""
         table, shown = self._drawn
@@ -367,8 +377,9 @@ class LiveRanks:
             begin_s = time.thread_time()
             self._read()
             rest_s = min(max(REST_S, REST_PER_READING * (time.thread_time() - begin_s)), MAX_REST_S)
-            if self._drawn[1] < self._known:
+            if self._drawn[1] < self._known or self._num_soon:
                 rest_s = REST_S
+            self._num_soon = max(0, self._num_soon - 1)
 
     def _read(self) -> None:
         import duckdb
