@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Collection
@@ -100,8 +99,6 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streaml
 """Packages that only some commands need, and the extra that installs them."""
 _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
 """A failing import of one of these packages is a bug, so its traceback is shown."""
-_NO_NUMBER = re.compile(r"Input should be a valid (integer|number), unable to parse string as an? (integer|number)")
-_NUMBERS = {"integer": "must be a whole number", "number": "must be a number"}
 
 
 def main() -> None:
@@ -118,10 +115,10 @@ def main() -> None:
         if message := error.format_message():
             setting = _setting(error)  # replaces the list of similar options
             message = message.partition(" (Possible options")[0] if setting else message
-            message = _NO_NUMBER.sub(lambda found: _NUMBERS[found[1]], message)
-            whole = _sentence(message.rstrip(". ") + _example(error) + setting)
-            from probes.tape.redaction.printable import visible  # after `rankscope.commands` has claimed the names
+            from probes.settings.plain_errors import in_words  # after `rankscope.commands` has claimed the names
+            from probes.tape.redaction.printable import visible
 
+            whole = _sentence(in_words(message.rstrip(". ")) + _example(error) + setting)
             sys.stderr.write(f"rankscope: {visible(whole)} See {_help_of(error)}\n")
         code = error.exit_code
     except typer.Abort:

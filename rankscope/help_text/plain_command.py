@@ -13,6 +13,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -28,16 +29,24 @@ _VALUES = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMB
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help fits terminals of 60 or more columns, and whose numbers are finite."""
+    """A command whose help fits terminals of 60 or more columns, with finite numbers and no empty path."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of the command line. Raises BadParameter for a number that is infinite, such as 1e999."""
+        """Parse the words of the command line. Raises BadParameter for a number that is infinite, such as 1e999, and
+        for an empty path: from an unset variable, it would be the current folder.
+        """
+        typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         rest = super().parse_args(ctx, args)
         param: Any
         for param in self.get_params(ctx):
             value = ctx.params.get(param.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise typer.BadParameter("must be a finite number", ctx=ctx, param=param)
+            values, words = (
+                [one] if not isinstance(one, (list, tuple)) else one for one in (value, typed.get(param.name))
+            )
+            if "" in words and any(isinstance(one, Path) for one in values):
+                raise typer.BadParameter("is empty; name a path", ctx=ctx, param=param)
         return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

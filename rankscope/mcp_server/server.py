@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzers.report.json import plain
+from probes.settings.plain_errors import in_words
 from probes.tape.redaction.printable import visible
 from rankscope import __version__
 from rankscope.mcp_server.tools import Tools
@@ -80,7 +81,8 @@ def _mistake(tool: Tool, problems: Sequence[Mapping[str, Any]]) -> str:
         elif one["type"] == "missing":
             mistakes.append(f"{name} is missing")
         else:
-            mistakes.append(f"{name}: {one['msg'][:1].lower()}{visible(one['msg'][1:])}")
+            message = in_words(one["msg"])
+            mistakes.append(f"{name}: {message[:1].lower()}{visible(message[1:])}")
     needed = tool.parameters.get("required", ())
     known = [name if name in needed else f"{name} (optional)" for name in tool.parameters.get("properties", {})]
     return f"{'; '.join(mistakes)}; arguments of {tool.name}: {', '.join(known) or 'none'}"

@@ -110,7 +110,7 @@ def test_every_mistake_has_its_reason_and_no_answer_is_cut_silently(folder: Path
         assert told == f"there is no argument max_rows; {of_sql}"
         assert await refused("sql", run="latest") == f"statement is missing; {of_sql}"
         told = await refused("sql", statement=3)
-        assert told == f"statement: input should be a valid string; {of_sql}"
+        assert told == f"statement: must be a text; {of_sql}"
         rows = json.loads(await call("sql", {"statement": "SELECT * FROM collectives"}))
         assert len(json.dumps(rows, separators=(",", ":"))) <= 16_500
         assert any("200 rows" in text for text in rows["cut"])

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from probes.settings.plain_errors import in_words
 from probes.tape.redaction.secrets import REDACTED, SECRET_SETTINGS, redacted_command
 from trainer.config.config import Config
 from trainer.config.export import AlertsConfig
@@ -202,8 +203,7 @@ def _describe(error: ErrorDetails) -> str:
         return f"{key} = {shown}: unknown key; {_allowed_names(error['loc'])}"
     if error["type"] == "string_pattern_mismatch":
         return f"{key} = {shown}: {_in_words(error['ctx']['pattern'])}"
-    reason = error["msg"].replace("Input should be", "must be").replace("String should", "must")
-    return f"{key} = {shown}: {_one_line(reason)}"
+    return f"{key} = {shown}: {_one_line(in_words(error['msg']))}"
 
 
 def _in_words(pattern: str) -> str:
