@@ -61,7 +61,7 @@ def analyze(
 
     A run that a colleague packed with `rankscope share`:  rankscope analyze run-7.rankscope.tar.gz
 
-    Files are recognised by their content, also inside .gz, .zst, .tar and .zip, and judged together.
+    Files are recognised by their content, also inside .gz, .zst, .xz, .bz2, .tar and .zip, and judged together.
 
     Exit codes: 0 reported, 1 a --fail-on condition holds, 2 wrong options, nothing to read, or damaged records of a
     run (the report covers what could be read).

@@ -31,7 +31,7 @@ _NAME = re.compile(r"(?:[^{}'\"‘’“”=:]|:(?! ))+")
 
 
 _PACKED = {
-    b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"7z\xbc\xaf\x27\x1c": "7-Zip", b"Rar!": "RAR", b"\x04\x22\x4d\x18": "LZ4",
+    b"7z\xbc\xaf\x27\x1c": "7-Zip", b"Rar!": "RAR", b"\x04\x22\x4d\x18": "LZ4",
 }  # fmt: skip
 
 

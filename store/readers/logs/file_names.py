@@ -15,14 +15,14 @@ from pathlib import Path
 __all__ = ["host_of_log", "is_of_a_later_node", "local_rank_of_log", "rank_of_log"]
 
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
-_TASK = re.compile(r"(?P<job>\d+(?:_\d+)?)_(?P<rank>\d{1,6})(?P<rest>_log\.(?:out|err)(?:\.gz|\.zst)?)$")
+_TASK = re.compile(r"(?P<job>\d+(?:_\d+)?)_(?P<rank>\d{1,6})(?P<rest>_log\.(?:out|err)(?:\.(?:gz|zst|xz|bz2))?)$")
 """Files of submitit's tasks. Each task is a rank, but a single task may have launched several ranks."""
 _STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
 _LATER_NODE = re.compile(r"(?:^|[_.-])(?:node|worker|noderank|node_rank)[_.-]?0*[1-9]\d{0,5}(?!\d)", re.IGNORECASE)
 _PER_HOST = re.compile(
     r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|(?:(?:nvidia|npu|rocm|amd)-smi|dcgmi)(?:[._-](?:q|x|ecc|diag|dmon|health|metric))*)"
     r"(?:[._-](?!(?:log|txt|out|json|gz|zst|erst|efi|efi_pstore|ramoops|nvram)\b)(?P<host>[\w.-]+?))?"
-    r"(?:\.(?:log|txt|out|json))?(?:\.gz|\.zst)?$"
+    r"(?:\.(?:log|txt|out|json))?(?:\.(?:gz|zst|xz|bz2))?$"
 )
 
 

@@ -1,4 +1,4 @@
-"""Unpack archives (.tar, .tar.gz, .tar.zst, .zip) into a folder, within limits.
+"""Unpack archives (.tar, also .tar.gz and the like, .zip) into a folder, within limits.
 
     problems = expand(Path("evidence.tar.gz"), into)
 

@@ -8,11 +8,13 @@ Links, FIFOs and devices are listed as problems and not opened, since that could
 
 from __future__ import annotations
 
+import bz2
 import importlib
+import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -60,7 +62,16 @@ MAX_EMPTY_MEMBERS = 1000
 """Maximum consecutive empty gzip members."""
 MEMBER_BYTES = 1 << 10
 """Size of the first piece passed to zlib, which copies the bytes after a member's end; later pieces grow 8-fold."""
+PIECE_BYTES = 64 << 10
+"""Size of the pieces passed to bz2 and lzma, which copy the bytes after a stream's end."""
+XZ_MEMORY_BYTES = 256 << 20
+"""Maximum memory to unpack xz; `xz -9` needs 65 MiB."""
 _GZIP = b"\x1f\x8b"
+_STREAMS: dict[bytes, Callable[[], Any]] = {
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ\0": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES),
+}
+"""Decompressor by the first bytes of a file."""
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
 MAX_RANK = 1_000_000
@@ -176,7 +187,7 @@ def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:
             raise SourceError(f"has {size:,} bytes: more than the {max_bytes:,} that are read")
         data = file.read(size)  # read(n) allocates n bytes in advance
         modified = os.fstat(fd).st_mtime_ns
-    return b"".join(unpacked(path, max_bytes)) if data.startswith((_GZIP, ZSTD)) else data, modified
+    return b"".join(unpacked(path, max_bytes)) if data.startswith((_GZIP, ZSTD, *_STREAMS)) else data, modified
 
 
 def first_bytes(path: Path, num_bytes: int) -> tuple[bytes, int]:
@@ -194,8 +205,8 @@ def modified_ns(path: Path) -> int:
 
 
 def unpacked(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]:
-    """Yield a file in chunks of at most 1 MiB, unpacked if compressed (gzip, zstd). Raises SourceError if it is
-    truncated or too large.
+    """Yield a file in chunks of at most 1 MiB, unpacked if compressed (gzip, zstd, xz, bzip2). Raises SourceError if
+    it is truncated or too large.
     """
     total = 0
     with open(_opened(path), "rb") as file:
@@ -214,6 +225,9 @@ def unpacked(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]
 def _chunks(path: Path, file: IO[bytes], first: bytes) -> Iterator[bytes]:
     if first.startswith(_GZIP):
         return _gunzipped(file, first)
+    for mark, decompressor in _STREAMS.items():
+        if first.startswith(mark):
+            return _streams(file, mark, decompressor)
     return zstd_chunks(path, CHUNK_BYTES) if first.startswith(ZSTD) else _plain(file, first)
 
 
@@ -278,6 +292,31 @@ def _members(file: IO[bytes], chunk: bytes) -> Iterator[bytes]:
             inflate, size = zlib.decompressobj(31), MEMBER_BYTES
         chunk = file.read(CHUNK_BYTES)
     raise SourceError("is cut off: the end of the compressed data is missing")
+
+
+def _streams(file: IO[bytes], mark: bytes, decompressor: Callable[[], Any]) -> Iterator[bytes]:
+    """Yield the content of all streams of an xz or bzip2 file. Raises SourceError."""
+    num_streams = num_empty = 0
+    file.seek(0)
+    rest = file.read(PIECE_BYTES)
+    while rest.startswith(mark):
+        num_streams, num_empty = num_streams + 1, num_empty + 1
+        if num_empty > MAX_EMPTY_MEMBERS or num_streams > MAX_MEMBERS:
+            raise SourceError("holds thousands of compressed parts: the rest was not read")
+        inflate = decompressor()
+        while not inflate.eof:
+            if inflate.needs_input and not rest:
+                raise SourceError("is cut off: the end of the compressed data is missing")
+            try:
+                part = inflate.decompress(rest, CHUNK_BYTES)
+            except (lzma.LZMAError, OSError) as error:
+                raise SourceError(f"is damaged: {error}") from None
+            if part:
+                num_empty = 0
+                yield part
+            rest = file.read(PIECE_BYTES) if inflate.needs_input else b""
+        rest = inflate.unused_data or file.read(PIECE_BYTES)
+        rest += file.read(PIECE_BYTES) if len(rest) < len(mark) else b""
 
 
 def head(path: Path, num_bytes: int = 4096, *, is_after_zeros: bool = False) -> bytes:
