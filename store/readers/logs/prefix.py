@@ -30,7 +30,7 @@ _PARTS = (
     r"\[rank(?:: |[ :=])?(?P<rank>\d{1,6})\][: ]?",
     r"\[(?:Rank|RANK) (?P<rank>\d{1,6})\][: ]?",
     r"\[default(?P<local>\d{1,4})\][: ]",
-    r"\[(?P<local>\d{1,4})\]:(?=\S)",  # Composer's launcher
+    r"\[(?P<local>\d{1,4})\]:(?=\S|  )",  # Composer's launcher, and torchrun with a template
     r"\[[A-Za-z_]\w{0,31}?(?P<local>\d{1,4})\]:(?=\S|\s)",
     r"\[[EWIF](?:\d{3,4} [\d:.]{8,20})? \S+:\d+\]",
     rf"\[{_HOST}:(?P<pid>\d{{1,10}})\](?= (?:\*\*\* |Signal|Failing at|\[ *\d+\] ))",  # Open MPI
@@ -90,8 +90,12 @@ _INDENTED = re.compile(r"\[(?:rank|default|Rank|RANK)|\d{1,6}: ")
 """Prefixes with spaces before them: srun aligns its labels."""
 _BAR = re.compile(r"[ \t]+\|(?= |$)")
 """Separator that CloudWatch and loguru write between a time and the line."""
-_AFTER_TIME = re.compile(r" ?:(?= )| -(?= \[(?:[Rr]ank|default|\d{1,6}[],]))")
-"""Separator between a time and a prefix of the process, as shells write it that stamp the lines of others."""
+_AFTER_TIME = re.compile(
+    r" ?:(?= )| -(?= \[(?:[Rr]ank|default|\d{1,6}[],]))| \{(?:\w{1,64}=\"[^\"]{0,200}\",? ?){0,30}\}(?= )"
+)
+"""Separator between a time and a prefix of the process, as shells write it that stamp the lines of others, and the
+labels that Loki's client writes there.
+"""
 _GLOG_REST = re.compile(r" +\d+ +\S+:\d+\] ?| \S+:\d+\] ?|\] ?")
 
 

@@ -1,4 +1,5 @@
-"""Parse timestamps of log lines to epoch nanoseconds: ISO 8601, glog, syslog, `dmesg -T`, Slurm, and trainers' formats.
+"""Parse timestamps of log lines to epoch nanoseconds: ISO 8601, glog, syslog, `dmesg -T`, Slurm, epoch seconds, and
+trainers' formats.
 
     found = Clock(year=2026).read("[2026-03-01 08:30:00,123] ...")
     found.wall_ns, found.length        # and the length of the timestamp
@@ -31,6 +32,7 @@ _FORMS = tuple(
         rf"\[?[EWIF](?P<month>\d{{1,2}}?)(?P<day>\d\d) {_CLOCK}{_FRACTION}",
         rf"\[?(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>20\d\d|\d\d) {_CLOCK}\]?",
         rf"\[?(?P<month>\d\d)-(?P<day>\d\d) {_CLOCK}{_FRACTION}\]?",
+        r"(?P<epoch_s>1[5-9]\d{8})\.(?P<fraction>\d{3,9})(?= )",
     )
 )
 
@@ -65,6 +67,8 @@ class Clock:
 
     def _wall_ns(self, match: re.Match[str]) -> int | None:
         parts = match.groupdict()
+        if epoch_s := parts.get("epoch_s"):
+            return int(epoch_s + parts["fraction"].ljust(9, "0"))
         stated = parts.get("year")
         self.years.add(int(stated) % 100 + 2000 if stated else None)
         month = parts.get("name") or parts.get("month") or ""

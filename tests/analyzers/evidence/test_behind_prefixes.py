@@ -16,6 +16,9 @@ PREFIXES = (
     "algo-2-q81mz  | ",
     "<14>1 2026-03-01T10:00:0{i}Z node7 job 71 - - ",
     "2026-03-01T10:00:0{i}.100Z stderr F ",
+    "177235920{i}.100000 ",
+    "2026-03-01T10:00:0{i}Z {{}} ",
+    '2026-03-01T10:00:0{i}Z {{app="sft", pod="sft-0"}} ',
 )
 WATCHDOG = (
     "[rank{r}]:[E301 10:00:00.1 ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation timeout: "
@@ -61,6 +64,13 @@ def test_a_level_before_the_first_line_alone_belongs_to_the_message(tmp_path: Pa
     path = tmp_path / "job.log"
     path.write_text(f"[2026-03-01 10:00:01] [INFO] {FRAMES}ValueError: no key\n", encoding="utf-8")
     assert read_log(path).events[0].fields["is_warning"] == 1
+
+
+@pytest.mark.parametrize("prefix", [*PREFIXES, "[0]:", "[default0]:"])
+def test_the_frames_of_a_traceback_are_read_behind_a_prefix(prefix: str, tmp_path: Path) -> None:
+    text = "".join(f"step {step} loss {3 - step / 20}\n" for step in range(20))
+    (finding,) = diagnosed(tmp_path, "job.log", behind(prefix, f"{text}{FRAMES}KeyError: 'text'\n")).fired
+    assert "KeyError: 'text' (job/sft.py:44 in main)" in finding.summary
 
 
 def test_a_rank_that_begins_every_line_is_not_part_of_the_prefix(tmp_path: Path) -> None:
