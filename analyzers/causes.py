@@ -64,7 +64,10 @@ def anchor(kind: str, cause: str) -> str:
 
 _STACKS = "py-spy dump --pid PID # of every rank, while it hangs (rankscope stacks)"
 _KERNEL = "dmesg -T | grep -iE 'killed process|oom|xid|mce' # on the host of that rank"
-_DUMPS = "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 # in the environment of the next run"
+_DUMPS = (
+    "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 # in the environment of the next run; up to torch 2.8 the "
+    "first is TORCH_NCCL_TRACE_BUFFER_SIZE"
+)
 _LOG_AND_HOST = "Check the {log} of {ranks} and {its_host} (out of memory, XID)."
 _CODE_OF_CALL = "Inspect the {stacks} of {ranks}{stack} and the code around the call{caller}."
 
@@ -148,7 +151,7 @@ _LOST_RANKS = (
           log_text="Incompatible versions: {error}"),
     Cause(name="unused_parameters", kind="rank_lost", by_user=True,
           do="Use find_unused_parameters=True, or make the loss depend on every parameter.",
-          log_text="{who} did not use all parameters in a step, and DDP waits for their gradients{at}"),
+          log_text="{who} did not use all parameters in a step, and DDP raised an error{at}"),
     Cause(name="unreachable", kind="rank_lost", blame="link",
           do="Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that all nodes share, and open "
           "the ports between them.",
@@ -159,7 +162,7 @@ _LOST_RANKS = (
           log_text="No usable network interface was found: {error}"),
     Cause(name="infiniband", kind="rank_lost", blame="link", is_proven_by_line=False,
           do="Check `ibstat` and the switch's counters on both ends, or try NCCL_IB_DISABLE=1.",
-          log_text="A transfer over InfiniBand, RoCE or EFA failed: {error}",
+          log_text="InfiniBand, RoCE or EFA reported an error: {error}",
           collect=("ibstat; ibqueryerrors # on both ends", _KERNEL)),
     Cause(name="rendezvous", kind="rank_lost", blame="link", is_proven_by_line=False,
           do="Check the node that did not join: its launcher's log, its firewall, MASTER_ADDR and MASTER_PORT.",
@@ -245,7 +248,9 @@ _HANGS = (
     Cause(name="device_stuck", kind="hang", names_call=True,
           do="Look for an XID and ECC errors on the {hosts} of {ranks} (`dmesg -T`, `nvidia-smi -q`).",
           record_text="{devices} {are} stuck{at}: {stuck_call}"),
-    Cause(name="watchdog_stuck", kind="hang", do="Take the stacks of those processes."),
+    Cause(name="watchdog_stuck", kind="hang",
+          do="If those processes still run, take their stacks (py-spy dump). If not, set "
+          "TORCH_NCCL_ENABLE_MONITORING=0 for the next run, which keeps them alive, and take the stacks then."),
     Cause(name="busy", kind="hang", do=_CODE_OF_CALL,
           record_text="{who} {make} no progress{at} outside of any collective: {doing}{where}"),
 )  # fmt: skip

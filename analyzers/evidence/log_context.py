@@ -26,10 +26,11 @@ _DO_AFTER_END = (
     "timeout (ddp_timeout, init_process_group(timeout=...)). Otherwise compare the ranks' numbers of steps."
 )
 _PEER = re.compile(
-    r"(?:peer|remote|to|from|connect|(?:Read|Write) error) ?(?:address )?=?\[?(\d{1,3}(?:\.\d{1,3}){3}|"
-    r"\[?[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7})[\]%:<]"
+    r"(?:peer|remote|to|from|connect|(?:Read|Write) error) ?(?:address )?=?\[?(?:::ffff:)?(?P<address>"
+    r"\d{1,3}(?:\.\d{1,3}){3}|\[?[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7})[\]%:<]|"
+    r"\bremote=\[(?P<name>[A-Za-z][\w.-]{0,253})\]:\d"
 )
-_LOCAL = re.compile(r"^(?:127\.|::1$|0\.0\.0\.0)")
+_LOCAL = re.compile(r"^(?:127\.|::1$|0\.0\.0\.0|localhost$)")
 _OWN_NAME = "127.0.1."
 """Address of a host's own name in /etc/hosts of Debian and Ubuntu; a single-host job never uses it."""
 _LINK_LOCAL = re.compile(r"^(?:169\.254\.|fe80)", re.IGNORECASE)
@@ -145,8 +146,8 @@ def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
 
 def peer_addresses(lines: tuple[LogLine, ...]) -> list[str]:
     """Peer addresses of connections that broke or could not be made."""
-    found = (_PEER.findall(f"{entry.text('message')} {entry.message}") for entry in lines)
-    return list(dict.fromkeys(address.strip("[]") for every in found for address in every))
+    found = (match for entry in lines for match in _PEER.finditer(f"{entry.text('message')} {entry.message}"))
+    return list(dict.fromkeys((match["address"] or match["name"]).strip("[]") for match in found))
 
 
 def peer_texts(peers: Sequence[str]) -> tuple[str, str | None]:
@@ -214,7 +215,8 @@ def _virtual(interfaces: Sequence[LogLine]) -> list[str]:
 
 def _addresses(entry: LogLine) -> list[str]:
     text = entry.text("address")
-    return [*([text.strip("[]")] if text else []), *peer_addresses((entry,))]
+    peers = (one for one in peer_addresses((entry,)) if one[:1].isdigit() or ":" in one)  # names have no interface
+    return [*([text.strip("[]")] if text else []), *peers]
 
 
 def _hosts(book: LogBook) -> int:

@@ -40,6 +40,10 @@ __all__ = ["analyze"]
 _PIPE = re.compile(
     r"/multiprocessing/(?:connection|queues|managers|resource_sharer|reduction|synchronize|spawn|forkserver)\.py$"
 )
+_DO_WITH_DEBUG = "NCCL_DEBUG was on and these lines name no cause: compare what the other ranks' logs say at that time."
+_DO_OF_STORE = (
+    "Read the log of the launcher that serves the store first (the host of --rdzv-endpoint), and that of its host."
+)
 MAX_ALSO = 3
 """Maximum findings after the first; further ones are consequences."""
 MAX_RANKS_PER_NODE = 128
@@ -261,10 +265,7 @@ def _nccls(book: LogBook) -> list[Candidate]:
             severity="critical" if failed else "warning",
             evidence={
                 "reported_by_ranks": sorted({entry.rank for entry in lines if entry.rank is not None})[:64],
-                "do": "NCCL_DEBUG was on and these lines name no cause: compare what the other ranks' logs say at "
-                "that time."
-                if has_debug_lines
-                else None,
+                "do": _DO_WITH_DEBUG if has_debug_lines else None,
             },
             collect=("the logs of all ranks",) if has_debug_lines else COLLECT["nccl_error"],
         )
@@ -281,9 +282,8 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     size = book.world_size
     missing = tuple(rank for rank in range(min(size or 0, 4096)) if rank not in ended.victims)
     named = {rank for entry in book.of("jax_task_lost") for rank in entry.ranks()}
-    suspects = (
-        tuple(sorted(named)) if len(named) == 1 else missing if victims and 0 < len(missing) < len(victims) else ()
-    )
+    silent = missing if victims and 0 < len(missing) < len(victims) else ()
+    suspects = tuple(sorted(named)) if len(named) == 1 else silent
     peers = peer_addresses(lines) if not suspects else []
     codes = list(dict.fromkeys(code for entry in lines for code in codes_in(text_of(entry))))
     details = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
@@ -291,7 +291,9 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     awaited = {rank for entry in lines if (rank := entry.number("awaited")) is not None}
     details += f"; what it waits for comes from rank {min(awaited)} of its group" if len(awaited) == 1 else ""
     nodes = sorted({re.sub(r"_\d+_\d+$", "", name) for entry in lines if (name := entry.text("node"))})
-    details += f"; {', '.join(nodes[:4])} no longer reached the rendezvous store" if nodes else ""
+    names = ", ".join(nodes[:4])
+    agents = f"The launcher of {names} lost the connection to the rendezvous store" if nodes and not victims else ""
+    details += f"; {names} no longer reached the rendezvous store" if nodes and victims else ""
     daemons = sorted({name for entry in lines if (name := entry.text("daemon"))})
     details += f"; mpirun lost its daemon on {', '.join(daemons[:4])}" if daemons else ""
     peer, do = peer_texts(peers)
@@ -300,12 +302,15 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
         lines,
         rank_class="victim",
         ranks=suspects,
-        what=f"{who(victims, 'the ranks')} {event} another rank{details}"
+        what=(agents or f"{who(victims, 'the ranks')} {event} another rank")
+        + details
         + (
             f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'reported no lost connection'}"
             if suspects
             else f", {peer}: this log is from a victim"
             if peers
+            else ": this log is from a victim"
+            if agents
             else ", and the logs do not show which rank ended first"
         ),
         why=lines[0].quoted,
@@ -314,7 +319,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
             "victims": list(victims),
             "peers": peers or None,
             "codes": codes or None,
-            "do": do,
+            "do": do or (_DO_OF_STORE if agents else None),
         },
     )
 

@@ -41,9 +41,9 @@ DO_OF_LINE: Mapping[str, str] = {
     "architecture (`torch.cuda.get_arch_list()`).",
     "library_handle": "The library could not initialise. Usually the device's memory is full (`nvidia-smi`, a "
     "smaller batch); otherwise an earlier index is out of range: run again with CUDA_LAUNCH_BLOCKING=1.",
-    "kernel_fault": "A kernel accessed memory out of bounds: run again with CUDA_LAUNCH_BLOCKING=1 (AMD: "
-    "AMD_SERIALIZE_KERNEL=3) to get its line, or under compute-sanitizer. Suspect the device only if `dmesg -T | "
-    "grep -i xid` on that host shows XIDs other than 13, 31, 43 or 45.",
+    "kernel_fault": "Usually a kernel accessed memory out of bounds: run again with CUDA_LAUNCH_BLOCKING=1 to get its "
+    "line, or under compute-sanitizer. Suspect the device only if `dmesg -T | grep -i xid` on that host shows XIDs "
+    "other than 13, 31, 43 or 45.",
     "download_denied": "The account has no permission to read that address: log in (`hf auth login`, HF_TOKEN) and "
     "ask for access, or download beforehand and set HF_HUB_OFFLINE=1.",
     "remote_store": "The store refused the request or did not answer: check whether the credentials expired, the "
@@ -98,13 +98,30 @@ NCCL_PARTS: Mapping[str, tuple[str, str]] = {
 }
 """What NCCL could not set up: {source file or CUDA error in the log line: (its name, next step)}. Files come first."""
 
+_AMD = re.compile(
+    r"\bHSA_STATUS|\bhipError|\bHIP (?:error|failure)|reason ?: ?GPU Hang|Memory access fault by GPU node|"
+    r"page fault \(src_id:"
+)
+_INTEL = re.compile(r"\b(?:UR|ZE)_RESULT_ERROR|\blevel_zero\b|Segmentation fault from GPU at 0x")
+_FAULT_DO_OF_MAKER = (
+    (
+        _AMD,
+        "Usually a kernel accessed memory out of bounds: run again with AMD_SERIALIZE_KERNEL=3 to get its line. "
+        "Suspect the device only if `dmesg -T | grep amdgpu` on that host shows more than that fault (RAS).",
+    ),
+    (
+        _INTEL,
+        "Usually a kernel accessed memory out of bounds: run again with ZE_SERIALIZE=2 to get its line. Suspect the "
+        "device only if other programs fail on it, too.",
+    ),
+)
 _DO_OF_MAKER = (
     (
-        re.compile(r"\bHSA_STATUS|\bhipError|\bHIP error|reason ?: ?GPU Hang"),
+        _AMD,
         "Drain the node, read `dmesg -T | grep amdgpu` and `amd-smi metric --ecc` on it, and reset or replace the GPU.",
     ),
     (
-        re.compile(r"\b(?:UR|ZE)_RESULT_ERROR|\blevel_zero\b"),
+        _INTEL,
         "Read `dmesg -T | grep -E ' (xe|i915) '` and `xpu-smi health -l` on that host. The driver also resets a GPU "
         "whose kernel does not end; replace the GPU only if other programs fail on it, too.",
     ),
@@ -115,6 +132,9 @@ _DO_OF_MAKER = (
 )
 
 
-def do_of_device(text: str) -> str | None:
-    """Next step for an error of a device that is not NVIDIA's; None for others."""
-    return next((do for pattern, do in _DO_OF_MAKER if pattern.search(text)), None)
+def do_of_device(text: str, kind: str) -> str | None:
+    """Next step for an error of a device, or for a fault of its kernel, by its maker. None if the cause's applies."""
+    if kind != "kernel_fault" and kind in DO_OF_LINE:
+        return DO_OF_LINE[kind]
+    makers = _FAULT_DO_OF_MAKER if kind == "kernel_fault" else _DO_OF_MAKER
+    return next((do for pattern, do in makers if pattern.search(text)), DO_OF_LINE.get(kind))

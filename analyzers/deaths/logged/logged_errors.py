@@ -49,7 +49,7 @@ _FAILED_TOGETHER = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)
 _LIMITS = ("too_many_processes", "too_many_files", "host_out_of_memory", "shared_memory", "disk_full")
 _MISSING = re.compile(r"/([\w.-]{1,80})\.so: cannot open shared object file")
 _BUILDING = re.compile(r"Error building extension '([\w.-]{1,80})'")
-_WITH_REASONS = ("rendezvous", "file_system", "exception", "infiniband", "nccl_error", "data_worker")
+_WITH_REASONS = ("rendezvous", "file_system", "exception", "infiniband", "nccl_error", "data_worker", "device_error")
 _PIPES = ("EOFError", "BrokenPipeError", "ConnectionResetError")
 _UNIQUE_ID = "ing ncclUniqueId from ["
 _CLAUSE = re.compile(r"[:;,] ")
@@ -295,7 +295,7 @@ def _candidate(
     kind = first.kind if first.kind in DO_OF_LINE else rule.kind if (rule := cause_of(text_of(first))) else ""
     evidence["do"] = DO_OF_LINE.get(kind) or (reason.do if reason is not None else None)
     if cause == "device_error":
-        evidence["do"] = evidence["do"] or do_of_device(text_of(first))
+        evidence["do"] = do_of_device(text_of(first), kind)
     if cause == "out_of_memory":
         evidence |= memory_of_message(str(first.fields.get("message") or first.message), own_pids=_pids_of(first, book))
     if cause == "device_assert":

@@ -23,6 +23,12 @@ __all__ = ["Reason", "join_failed_writes", "stated_reason"]
 
 _FAILED_WRITE = "write_failed"
 _WAITS = ("rendezvous_timeout", "store_timeout")
+_UNREACHED = ("rendezvous_unreachable", "rendezvous_failed")
+_ENDPOINT = re.compile(
+    r"(?:while trying to connect to|failed to connect to(?: any network address of)?)[ \[(]*"
+    r"(?P<host>[\w.\-:]+?)[,\]):]+ ?(?P<port>\d+)"
+)
+_STORE_FAILED = re.compile(r"connection to (?:the C10d store|etcd) has failed")
 _KEY = re.compile(r"(?:keys: |Wait timeout for key\(s\): |Timeout waiting for key: |for key: )(?P<key>[^\s,)]{1,120})")
 _CALL = re.compile(r'File "[^"\n]*/distributed/[^"\n]*", line \d+, in (\w+)')
 _BARRIER_KEY = re.compile(r"store_based_barrier_key:(\d{1,9})")
@@ -87,6 +93,7 @@ _TERMINATED = Reason(
     do="A process sent SIGTERM to the loader's worker, which the kernel's out-of-memory killer never does: find out "
     "who or what ended the job, or its processes, at that time."
 )
+_FAULT = Reason(text="{who} ran a kernel that faulted: {error}")
 _PLUGIN = Reason(text="NCCL's network plugin could not open its device: {error}")
 _NCCL = Reason(
     text="{who} got an error from NCCL{at}: ",
@@ -95,6 +102,11 @@ _NCCL = Reason(
 _CACHE = Reason(
     do="Processes of several nodes write this cache, and replace each other's files: give every node a folder on a "
     "local disk (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR).",
+)
+_LOST_STORE = Reason(
+    text="A launcher could not reach the rendezvous store, or lost its connection to it{at}: {error}",
+    do="Look at the host of the store first (--rdzv-endpoint): its launcher serves the store, and ended or cannot be "
+    "reached. The launcher that reports this only needs it.",
 )
 _OTHER = "A wait for a key of the store timed out: {error}"
 
@@ -115,6 +127,10 @@ def stated_reason(entry: LogLine) -> Reason | None:
         return _TERMINATED
     if kind == "fabric_setup":
         return _PLUGIN
+    if kind == "kernel_fault":
+        return _FAULT
+    if kind in _UNREACHED:
+        return _of_store(text_of(entry))
     if rule is not None and rule.role == "nccl" and (named := _LAST_ERROR.search(entry.text("message"))):
         return replace(_NCCL, text=_NCCL.text + named[1].replace("{", "{{").replace("}", "}}"))
     if kind == "hccl_detect" and (listed := _UNCONNECTED.search(text_of(entry))):
@@ -129,6 +145,18 @@ def _unconnected(ranks: tuple[int, ...]) -> Reason:
         do="Read the ends of the logs of these ranks: HCCL counts the ranks of each communicator from 0. If none of "
         "them failed, check that their hosts reach the first one (HCCL_SOCKET_IFNAME), or raise HCCL_CONNECT_TIMEOUT.",
     )
+
+
+def _of_store(text: str) -> Reason | None:
+    """The store that a process could not reach; the node that reports it is not the one to look at."""
+    where = _ENDPOINT.search(text)
+    if where is not None:
+        return Reason(
+            text=f"The rendezvous store at {where['host']}:{where['port']} could not be reached{{at}}: {{error}}",
+            do=f"Look at {where['host']} first: whether its launcher started, what its log says, and whether it "
+            "listens on that port. Then check the firewall, and what the name resolves to on the reporting host.",
+        )
+    return _LOST_STORE if _STORE_FAILED.search(text) else None
 
 
 def _of_wait(text: str, traceback: str) -> Reason | None:

@@ -186,7 +186,7 @@ def test_an_agent_that_lost_the_store_names_its_node(tmp_path: Path) -> None:
     )
     (found,) = diagnose(tmp_path, job=f"{text}\n").fired
     assert (found.cause, found.ranks) == ("connection_lost", ())
-    assert "gpu-7 no longer reached the rendezvous store" in found.summary
+    assert "The launcher of gpu-7 lost the connection to the rendezvous store" in found.summary
 
 
 def test_an_adapter_that_does_not_start_is_named_by_its_address(tmp_path: Path) -> None:
