@@ -57,8 +57,8 @@ _NOT_SHOWN = {
     "sequence_numbers",
     "thread_errors",
 }
-_REPLAYED = {"step_ms": "mean step, replayed", "step_without_it_ms": "mean step without it"}
-"""Labels of step times that are means of the replayed steps, in contrast to the report's step time, the median of all
+_REPLAYED = {"step_ms": "mean step, measured", "step_without_it_ms": "mean step without it"}
+"""Labels of step times that are means of the simulated steps, in contrast to the report's step time, the median of all
 steps."""
 MAX_VALUE = 120
 ONE_PER_ROW = ("collect", "lines")

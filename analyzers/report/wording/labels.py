@@ -113,7 +113,7 @@ _LABELS = {
     "num_places": "devices or hosts",
     "num_retries": "retries",
     "num_seconds_with_retries": "seconds with retries",
-    "num_steps": "steps concerned",
+    "num_steps": "steps affected",
     "num_tensors": "tensors that differ",
     "ongoing": "continues at the end",
     "odd_pids": "suspected processes",
@@ -133,8 +133,8 @@ _LABELS = {
     "reason_bit": "NVML reason bit",
     "replayed_batches": "batches kept",
     "replay_error_ratio": "prediction error",
-    "replayed_first_step": "replayed from step",
-    "replayed_last_step": "replayed to step",
+    "replayed_first_step": "simulated from step",
+    "replayed_last_step": "simulated to step",
     "reported_by_ranks": "reported by",
     "others_bytes": "held by other processes",
     "own_bytes": "held by this process",
@@ -181,7 +181,7 @@ _LABELS = {
 _VALUES = {
     "pattern": {
         "chronic": "since the start",
-        "since": "every step since",
+        "since": "every step since onset",
         "transient": "temporary",
         "intermittent": "intermittent",
         "pauses": "occasional pauses",

@@ -42,7 +42,7 @@ def test_evidence_has_names_and_units_that_people_read() -> None:
     )
     assert rows == {
         "non-finite parameters": "1",
-        "pattern": "every step since",
+        "pattern": "every step since onset",
         "extra CPU time per step": "22.36 ms",
         "left until full": "12 GiB",
         "clock median": "1,980 MHz",
