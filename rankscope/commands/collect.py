@@ -25,7 +25,7 @@ def collect(
     force: Annotated[bool, typer.Option("--force", help="Merge even if the names of the runs differ.")] = False,
     output: FormatOption = "text",
 ) -> None:
-    """Merge the folders of a run in which nodes wrote to their own disks, for analyze, report and dashboard.
+    """Merge the folders of a run whose nodes wrote to their own disks, for analyze, report and dashboard.
 
     Copies tapes, events, stacks, logs and stores; changes nothing in the folders that it reads. Run it again to
     copy what has been added since.

@@ -30,7 +30,7 @@ def demo(
 ) -> None:
     """Train a small GPT on four CPU ranks with two faults, recover, explain both, and show the pages. Takes a minute.
 
-    Rank 2 makes a NaN gradient at step 40; rank 3 computes 1.5 times as long from step 60 on.
+    Rank 2 gets a NaN gradient at step 40; rank 3 computes 1.5 times as long from step 60 on.
     """
     from trainer.launcher.processes.zygote import one_thread
 

@@ -49,8 +49,8 @@ def train(
         str | None,
         typer.Option(
             metavar="RUN|ADDRESS",
-            help="Resume a run that has ended, from its newest good checkpoint: its folder, or "
-            "`checkpoint.remote` with the run's name.",
+            help="Resume a run that has ended, from its newest intact checkpoint. RUN: its folder. "
+            "ADDRESS: `checkpoint.remote` with the run's name.",
         ),
     ] = None,
     nnodes: Annotated[

@@ -51,7 +51,7 @@ class DataConfig(Section):
     cache_dir: str = ""
     """Cache of tokens between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
     document_mask: bool = False
-    """Restrict attention to a packed document, which ends at `separator`."""
+    """A token attends only to its own packed document, which ends at `separator`."""
     separator: int = Field(default=0, ge=0)
     """Token that ends a document; 0 for text, 50256 for GPT-2's tokens."""
     num_workers: int = Field(default=0, ge=0)
@@ -213,7 +213,7 @@ class CheckpointConfig(Section):
     memory_on_peer: bool = True
     """With several nodes: keep each copy in the memory of another node too, so that the copies survive a lost node."""
     resume: bool = True
-    """Start from the newest good checkpoint of the run; false starts over, in this launch only, and moves old
+    """Start from the newest intact checkpoint of the run; false starts over, in this launch only, and moves old
     checkpoints aside."""
     remote: str = Field(default="", pattern=r"^([A-Za-z0-9+.:_-]+://.+)?$")
     """fsspec URL, such as `s3://bucket/folder`, below which a folder named after the run gets a copy of each
