@@ -60,7 +60,7 @@ class LivePolicy:
     periodic_ticks: int = 5
     """Calls between two runs of the periodic analyses, which need several new steps and cost the most."""
     periodic_ranks_per_tick: int = 256
-    """Ranks from which periodic analyses run proportionally less often."""
+    """Number of ranks above which periodic analyses run proportionally less often."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -35,7 +35,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "ORDER BY attempt, rank, start_ns",
     ),
     "collectives": (
-        "Who arrives last? All leave a collective together, so it is the rank that waits the shortest.",
+        "Who arrives last? All leave a collective together, so it is the rank that waits least.",
         "SELECT last_rank, count(*) AS num_calls\n"
         "FROM (\n"
         "    SELECT arg_min(rank, end_ns - issue_ns) AS last_rank\n"

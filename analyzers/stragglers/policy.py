@@ -56,10 +56,10 @@ class ChangePolicy:
     min_effect_ratio: float = 0.012
     """Smallest slowdown of interest: one of 2 % is measured at 1.6 % and more."""
     calm_noise_ratio: float = 0.025
-    """Above this noise of one observation of all of a rank's own work, more observations than the minimum are needed:
+    """Noise of one observation of a rank's whole own work above which more observations than the minimum are needed:
     proportionally more, because on a busy machine the burst of another job lasts for 10 to 20 steps."""
     lasting_noise: float = 1.8
-    """Noise of a window's mean / white noise's, at which disturbances last for whole windows."""
+    """Noise of a window's mean / the value for white noise, from which disturbances last for whole windows."""
     lasting_factor: int = 4
     """Number of windows that are then needed."""
     min_sigmas_few: float = 6.5

@@ -9,7 +9,7 @@ __all__ = ["WhatIfPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfPolicy:
-    """Share of the ranks that counts as the worst."""
+    """Selection of the worst ranks."""
 
     worst_share_ratio: float = 0.03
     """Share of the ranks that counts as the worst. M_W is the share of the slowdown that would disappear if these ranks

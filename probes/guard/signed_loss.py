@@ -44,8 +44,8 @@ class SignedPolicy:
     min_values: int = 32
     """Minimum number of clean losses for a meaningful largest deviation."""
     usual_ratio: float = 0.03
-    """Share of losses at or below zero from which differences are judged. A single zero, as from a fully masked batch,
-    does not switch the method."""
+    """Share of losses at or below zero above which differences, not ratios, are judged. A single zero, as
+    from a fully masked batch, does not switch the method."""
     rise_ratio: float = 0.2
     """Minimum rise of a spike, in typical sizes of the loss."""
 
