@@ -13,6 +13,7 @@ from probes.tape.format.schema import TABLES, Table
 from store.database import as_store_error
 from store.ddl import SQL_TYPES, fingerprint, finished_table, quoted, store_columns
 from store.derived.global_norms import make_global_norms
+from store.derived.node_clocks import node_clocks
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -46,7 +47,7 @@ def make_views(
     connection: DuckDBPyConnection, paths: Sequence[Path], *, is_queried_often: bool = False
 ) -> frozenset[str]:
     """Create one view per table over all nodes, or a copy if there are few rows. A column that a store of another
-    version lacks is NULL. `is_queried_often`: copy more rows, for many queries.
+    version lacks is NULL. Times are by the first node's clock. `is_queried_often`: copy more rows, for many queries.
 
     Only the files' tables are read, never their views: a view in an untrusted file may compute anything.
 
@@ -61,17 +62,25 @@ def make_views(
         schemas = None if _all_of_this_version(connection, len(paths), sizes.keys()) else columns_of(connection)
         num_rows = sum(sizes.values())
         copies = num_rows <= _FEW_ROWS * (_QUERIED_OFTEN if is_queried_often else 1)
+        clocks = node_clocks(connection, paths, sizes.keys())
         if copies:
             ((spill_to,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
             connection.execute(f"SET memory_limit = '{_COPY_MEMORY}'; SET temp_directory = ''")
         for table in TABLES.values():
             typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table)]
+            dated = {c.name for c in store_columns(table) if c.is_time or c.name == "clock_offset_ns"}
             selects, is_there = [], False
             for i in range(len(paths)):
                 columns = {name for _, _, name in typed} if schemas is None else _common_columns(table, schemas, i)
                 if columns:
                     is_there = True
-                    picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
+                    shown = {
+                        name: f"{quoted(name)} - ({clocks[i].ahead_sql}) AS {quoted(name)}"
+                        for name in (dated & columns if i in clocks and "attempt" in columns else ())
+                    }
+                    picked = ", ".join(
+                        shown.get(name, q) if name in columns else f"{null} AS {q}" for q, null, name in typed
+                    )
                     for part in _parts_of(table, schemas, i):
                         if not copies or sizes.get((f"n{i}", part)) != 0:
                             selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
@@ -88,6 +97,8 @@ def make_views(
         connection.execute(";".join(empty))
         listed = [i for i in range(len(paths)) if schemas is None or (f"n{i}", "ingest_problems") in schemas]
         problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
+        for i, clock in clocks.items():
+            problems.append(f"SELECT {_literal(paths[i].name)} AS path, {_literal(clock.problem)} AS problem")
         none = "SELECT '' AS path, '' AS problem WHERE false"
         connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [none])}")
         if "steps" in made and has_global_norms(connection):
@@ -104,6 +115,10 @@ def make_views(
     except duckdb.Error as error:
         raise as_store_error(error, ", ".join(map(str, paths))) from error
     return frozenset(absent)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _create(connection: DuckDBPyConnection, name: str, query: str, *, copies: bool) -> str:
@@ -145,12 +160,14 @@ def has_global_norms(connection: DuckDBPyConnection) -> bool:
         return False
 
 
-def show_files(connection: DuckDBPyConnection, num_files: int) -> bool:
+def show_files(connection: DuckDBPyConnection, paths: Sequence[Path]) -> bool:
     """Return True if the views show the files as they are: none of their rows was copied or computed, and all of their
     columns are the files' own.
     """
     tables = _sizes_of(connection).keys()
-    return all(database != "memory" for database, _ in tables) and _all_of_this_version(connection, num_files, tables)
+    if any(database == "memory" for database, _ in tables) or node_clocks(connection, paths, tables):
+        return False
+    return _all_of_this_version(connection, len(paths), tables)
 
 
 def _all_of_this_version(connection: DuckDBPyConnection, num_files: int, tables: Collection[tuple[str, str]]) -> bool:

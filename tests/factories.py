@@ -113,8 +113,9 @@ class RankWriter:
         tape.complete(slot)
 
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
-        """Write an event at this rank's current time."""
-        times = {"wall_ns": self.now_ns + self.wall_minus_mono_ns, "mono_ns": self.now_ns}
+        """Write an event at this rank's current time. As in `EventWriter`, a given time is by the wall clock only."""
+        now = {"wall_ns": self.now_ns + self.wall_minus_mono_ns, "mono_ns": self.now_ns}
+        times = {} if "wall_ns" in detail else now
         self.events.write(kind, step=step, **{**times, **detail})
 
     def close(self, *, clean: bool = True) -> None:

@@ -43,6 +43,7 @@ from store.database import (
     quarantine,
 )
 from store.ingest.carry_over import carry_over
+from store.ingest.event_times import dated
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import ReadState, load, save
@@ -275,7 +276,7 @@ class Ingester(Closing):
                 if new.checked is not None:
                     transfer.changes.events[new.checked.path] = new.checked
             elif isinstance(new, NewEvents):
-                transfer.take_events(new)
+                transfer.take_events(self._dated(new, transfer))
             else:
                 transfer.take_segment(new, anchor_ns=self._anchor(new, transfer), names=self._names(new))
             if transfer.bytes_read >= TICK_BYTES:
@@ -288,15 +289,31 @@ class Ingester(Closing):
         Each segment of a node process has a separate offset, because several processes write these segments, perhaps
         with a reboot in between.
         """
-        name = new.folder.name
         if new.folder.is_node:
             return new.header.wall_minus_mono_ns
-        known = self._state.anchors.get(name, transfer.changes.anchors.get(name))
+        known = self._rank_anchor(new.folder, transfer)
+        return new.header.wall_minus_mono_ns if known is None else known
+
+    def _rank_anchor(self, folder: Folder, transfer: Transfer) -> int | None:
+        """The anchor of a rank's tapes, which is the same in all later ticks; None without a tape."""
+        known = transfer.changes.anchors.get(folder.name, self._state.anchors.get(folder.name))
         if known is None:
-            known = anchor_of(self.run, self.folders.segments(new.folder))
-            known = new.header.wall_minus_mono_ns if known is None else known
-            transfer.changes.anchors[name] = known
+            known = anchor_of(self.run, self.folders.segments(folder))
+            if known is not None:
+                transfer.changes.anchors[folder.name] = known
         return known
+
+    def _dated(self, new: NewEvents, transfer: Transfer) -> NewEvents:
+        """The events with their times by the monotonic clock."""
+        name, anchors = new.folder.name, transfer.changes.anchors
+        if new.folder.is_node:
+            known = anchors.get(name, self._state.anchors.get(name))
+        else:
+            known = self._rank_anchor(new.folder, transfer)
+        events, last = dated(new.events, known, is_node=new.folder.is_node)
+        if last is not None and last != known:
+            anchors[name] = last
+        return replace(new, events=events)
 
     def _names(self, new: NewRecords) -> NameBook:
         name = f"{new.folder.name}/{new.header.table.names_file}"

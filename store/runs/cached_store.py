@@ -69,7 +69,7 @@ class CachedStore(Closing):
         self.close()
         self._connection, self._paths = connect_attached(_named(paths), wait_s=WAIT_S, threads=1), paths
         stand_ins = make_views(self._connection, paths)
-        lasts = show_files(self._connection, len(paths))
+        lasts = show_files(self._connection, paths)
         lock_down(self._connection)
         return Store(self._connection, str(self._run.path), stand_ins=stand_ins, is_whole=True), lasts
 
