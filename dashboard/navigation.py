@@ -65,6 +65,23 @@ export default function () {  // on a phone the sidebar covers the page, and wou
     if (innerWidth <= 768 && event.target.closest(".st-key-menu a"))
       document.querySelector("[data-testid=stSidebarCollapseButton] button")?.click();
   }) ?? true;
+  if (window.rankscopeHistory) return;
+  // When a link leaves a page with a filter in its address, Streamlit first adds an address of the old page with the
+  // new page's parameters. Back would lead to it, and the table of runs would be the Overview.
+  const push = window.rankscopeHistory = history.pushState;
+  let next = location.pathname;
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("[data-testid^=stPageLink] a[href]");
+    const isHere = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
+    next = link && isHere ? new URL(link.href).pathname : location.pathname;
+  }, true);
+  window.addEventListener("popstate", () => { next = location.pathname; });
+  history.pushState = (state, title, address) => {
+    const path = new URL(address, location).pathname;
+    if (path === location.pathname && next !== path) return;
+    next = path;
+    push.call(history, state, title, address);
+  };
 }
 """,
     isolate_styles=False,

@@ -5,6 +5,7 @@ Needs Chromium (`apt-get install chromium`) and playwright, which `make` install
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
@@ -184,6 +185,30 @@ def _clicked_cell(visit: Visit) -> bool:
     except playwright.TimeoutError:
         return False
     return True
+
+
+def test_back_leads_from_an_opened_run_to_the_filtered_table(visit: Visit) -> None:
+    """It led to an address of the table with the run's name, which showed the Overview again."""
+    page, run_id = visit.page, visit.run.run.run_id
+    page.goto(f"{visit.url}/?filter={run_id}")
+    page.wait_for_selector("[data-testid=stDataFrame] canvas", timeout=LONGEST_MS)
+
+    def is_selected() -> bool:
+        box = visit.box("[data-testid=stDataFrame] canvas")
+        page.mouse.click(box["x"] + 15, box["y"] + 52)  # the first row, below the header
+        with contextlib.suppress(playwright.TimeoutError):
+            page.wait_for_selector(f".st-key-open-run a[href*='{run_id}']", timeout=CLICKED_MS)
+            return True
+        return False
+
+    wait_for(is_selected, "the link of the selected row")
+    page.locator(".st-key-open-run a").click()
+    page.wait_for_selector("h1:has-text('Overview')", timeout=LONGEST_MS)
+    page.wait_for_url("**/overview?run=*", timeout=LONGEST_MS)
+    page.go_back()
+    page.wait_for_selector("h1:has-text('Runs')", timeout=LONGEST_MS)
+    assert page.locator("input[aria-label=Filter]").input_value() == run_id
+    assert not visit.complaints
 
 
 def test_a_chart_whose_library_does_not_load_says_so_and_is_drawn_when_it_does(visit: Visit) -> None:
