@@ -109,7 +109,7 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     runs = [found for found in inputs if found.kind in ("address", "run", "shared")]
     files = [found.path for found in inputs if found not in runs]
     if why_spike and (files or len(runs) != 1):
-        fail(f"--why-spike {why_spike}: {files[0] if files else 'more than one path'} is not a recorded run")
+        fail(f"--why-spike {why_spike}: {f'{files[0]} is not a recorded run' if files else 'name only one run'}")
     if not files and len(runs) == 1:
         return _diagnosed_run(runs[0], why_spike)
     from analyzers.evidence.diagnose_files import diagnose_files

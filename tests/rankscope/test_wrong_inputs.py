@@ -83,6 +83,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["analyze", RUN, "--format", "xml"], ["--format xml", "text or json"]),
         (["analyze", RUN, "--fail-on", "never"], ["--fail-on never"]),
         (["analyze", RUN, "--why-spike", "soon"], ["--why-spike soon", "step number"]),
+        (["analyze", RUN, RUN, "--why-spike", "3"], ["--why-spike 3: name only one run"]),
         (["analyze", "gs://lake/run"], ["no run at gs://lake/run: ", "s3://bucket/prefix or file:///folder"]),
         (["report", "nowhere"], ["no run at nowhere"]),
         (["report", RUN, "--html", "empty"], ["--html empty", "is a folder; name a file"]),
