@@ -52,7 +52,7 @@ def with_devices(
             found["xids"] = codes
             known = xid_table()["xid"].get(str(codes[0]), {})
             sentences.append(
-                f"The GPU of rank {rank} reported XID {codes[0]}: {known.get('meaning', 'not in the table')}."
+                f"The GPU of rank {rank} reported XID {codes[0]}: {known.get('meaning', 'an unknown code')}."
             )
         elif found.get("gpu_mute_s"):
             sentences.append(f"The GPU of rank {rank} has not answered for {found['gpu_mute_s']:.0f} s.")

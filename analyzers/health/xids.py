@@ -41,7 +41,7 @@ def xid_findings(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[F
             "class": "unknown",
             "severity": "warning",
             "action": "watch",
-            "meaning": "not in the table",
+            "meaning": "an unknown code",
         }
         severity: Severity = about["severity"]
         who = ranks.get(device, ())

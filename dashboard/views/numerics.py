@@ -59,7 +59,7 @@ def numerics(view: View) -> None:
         st.subheader("NaN and Inf", anchor=False)
         if (floats(table["nonfinite"]) > 0).any():
             chart(gradients.nonfinite, table, key="numerics-nonfinite", what="Parameters with NaN or Inf by step")
-            st.caption("Sum over all ranks. A GPU reports only that there were any: this counts as one.")
+            st.caption("Sum over all ranks. A GPU reports only whether there were any, which counts as one.")
         else:
             empty_state("No measured gradient had NaN or Inf.")
     else:
@@ -111,7 +111,9 @@ def _what_is_shown(found: Gradients) -> str:
     num_steps, num_parameters = len(np.unique(shown["step"])), len(set(shown["parameter"].tolist()))
     text = "Largest norm over the ranks' shards. Measured every `probes.gradient_interval` steps."
     if num_steps < found.num_steps:
-        text += f" Shown: {num_steps} of {found.num_steps} measured steps: evenly spaced, and with NaN or Inf."
+        text += (
+            f" Shown: {num_steps} of {found.num_steps} measured steps: evenly spaced ones, and those with NaN or Inf."
+        )
     if num_parameters < found.num_parameters:
         text += (
             f" Shown: {num_parameters:,} of {found.num_parameters:,} parameters: those with NaN or Inf, the largest "

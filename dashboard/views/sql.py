@@ -68,7 +68,7 @@ def sql(view: View) -> None:
         if st.session_state.get("sql-run") == view.run_id:
             _show(st.session_state.get("sql-answer"))
         else:  # a link must not make a visitor run another person's query
-            st.caption("The query in this address has not been run yet: press Run.")
+            st.caption("The query in this link has not been run yet: press Run.")
     with right:
         _schema()
 

@@ -67,7 +67,7 @@ def hangs_of_dumps(read: _Dumps) -> list[Finding]:
     if hang is None:
         return _absent(world)
     if is_counted:
-        summary = f"{hang.summary} The dumps hold no calls, only the numbers of the default group's."
+        summary = f"{hang.summary} The dumps hold no calls, only the call numbers of the default group."
         hang = replace(hang, status="suspect", summary=summary)
     hang = with_stuck_device(hang, world)
     if hang.cause == "not_seen":

@@ -132,6 +132,7 @@ def test_a_ring_without_calls_is_judged_by_the_numbers_of_the_default_group(tmp_
     away = counted(tmp_path, (12, 12, 11), (11, 11, 11), (12, 12, 11)).findings[0]
     assert (away.cause, away.ranks, away.status) == ("not_entered", (1,), "suspect")
     assert "#12" in away.summary
+    assert away.summary.endswith(" The dumps hold no calls, only the call numbers of the default group.")
     stuck = counted(tmp_path, (900, 12, 11), (13, 12, 11), (14, 12, 11)).findings[0]
     assert (stuck.cause, stuck.evidence["seq"], stuck.status) == ("all_entered", 12, "suspect")
 

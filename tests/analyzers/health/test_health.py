@@ -247,7 +247,7 @@ def test_an_xid_is_reported_with_what_to_do(tmp_path: Path) -> None:
     assert "fallen off the bus" in lost.summary
     assert "reboot" in lost.evidence["action"]
     assert (fault.cause, fault.severity, fault.ranks) == ("application", "warning", (0,))
-    assert (unknown.cause, unknown.ranks) == ("unknown", ())
+    assert (unknown.cause, unknown.ranks, unknown.summary) == ("unknown", (), "XID 4711 on GPU-2: an unknown code.")
 
 
 def test_an_xid_names_the_rank_that_its_device_has_since_another_was_left_out(tmp_path: Path) -> None:

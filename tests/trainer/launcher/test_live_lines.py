@@ -68,7 +68,7 @@ def test_a_plug_in_with_many_findings_has_a_few_lines() -> None:
         "[yellow]TEAM RULE[/]  Number 0.",
         "[yellow]TEAM RULE[/]  Number 1.",
         "[yellow]TEAM RULE[/]  Number 2.",
-        "[dim]More findings of team_rule are in the report.[/]",
+        "[dim]More team_rule findings are in the report.[/]",
     ]
 
 

@@ -146,7 +146,7 @@ class RemoteCopies:
 
     def _fetch_file(self, scratch: Path, manifest: dict[str, Any], name: str, digest: FileDigest) -> None:
         if not _HASH.fullmatch(digest.blake2b):
-            raise CheckpointError(f"{scratch.name}: the manifest gives {name} no hash")
+            raise CheckpointError(f"{scratch.name}: the manifest has no hash for {name}")
         object_name = f"objects/{digest.blake2b}"
         if self._objects.get(digest.blake2b) != digest.bytes:
             raise CheckpointError(f"{scratch.name}: {name} is missing or does not have {digest.bytes} bytes")

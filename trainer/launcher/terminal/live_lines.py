@@ -108,7 +108,7 @@ class FindingLines:
     def _last_line(self, finding: Finding) -> str:
         if self._kinds[finding.kind] > MAX_OF_A_KIND + 1:
             return ""
-        return f"[dim]More findings of {escape(finding.kind)} are in the report.[/]"
+        return f"[dim]More {escape(finding.kind)} findings are in the report.[/]"
 
 
 def _stuck_at(finding: Finding) -> str:
