@@ -70,13 +70,13 @@ def _memory(memory: RankMemory, hardware: Hardware, console: Console) -> None:
     picture = bar.ljust(_BAR, ".")
     console.print(f"  {picture[:limit]}|{picture[limit:]}", highlight=False, markup=False)
     legend = [f"{letter} {name} {getattr(memory, name) / 1e9:.2f}" for name, letter in _PARTS if getattr(memory, name)]
-    console.print(f"  {'   '.join(legend)}   | the device's {hardware.memory_bytes / 1e9:.0f}", highlight=False)
+    console.print(f"  {'   '.join(legend)}   | device memory {hardware.memory_bytes / 1e9:.0f}", highlight=False)
     console.print(
         f"  peak [bold]{memory.peak / 1e9:.2f}[/] (activations are freed as gradients are allocated); "
         f"{memory.num_parameters:,} parameters on this rank\n"
         + (
-            f"  in the host's memory {memory.host / 1e9:.2f} a rank: parameters, gradients, optimizer. The times "
-            "below do not contain the optimizer step there.\n"
+            f"  host memory {memory.host / 1e9:.2f} per rank: parameters, gradients, optimizer. The times below "
+            "exclude the optimizer step on the host.\n"
             if memory.host
             else ""
         ),
@@ -100,7 +100,7 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
     if expected.float8 is not None:
         console.print(f"  {_float8(expected, expected.float8)}", highlight=False)
     if expected.groups:
-        titles = ("  collective", "group", "calls", "bus bytes", "time", "of it exposed", "over")
+        titles = ("  collective", "group", "calls", "bus bytes", "time", "exposed", "over")
         table = _table(titles, left=("  collective", "group", "over"))
         for group in expected.groups:
             call = group.call
@@ -113,13 +113,13 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
         console.print(f"  {_BUS_BYTES}", highlight=False)
     records, step_s, probes = expected.records, expected.step_s, expected.config.probes
     if records.tape_bytes:
-        window = " and of the window's tapes" if probes.retain == "window" else ""
+        window = " plus the window's tapes" if probes.retain == "window" else ""
         kept = records.per_hour(step_s, on_tapes=probes.retain == "all")
         budget = f", held to {probes.budget_mb:g} MB (probes.budget_mb)" if probes.budget_mb else ""
         console.print(
-            f"[bold]Records[/] {amount(records.tape_bytes)}B a step and rank on tapes, {amount(records.store_bytes)}B "
-            f"in the store (estimated): {amount(kept)}B a rank and hour{window}{budget}; "
-            f"{amount(kept * step_s / 3600)}B a step, "
+            f"[bold]Records[/] {amount(records.tape_bytes)}B per step and rank on tapes, {amount(records.store_bytes)}"
+            f"B in the store (estimated): {amount(kept)}B per rank and hour{window}{budget}; "
+            f"{amount(kept * step_s / 3600)}B per step, "
             f"{amount(kept * step_s / 3600 * expected.config.train.steps * expected.plan.world_size)}B for all ranks "
             f"and {expected.config.train.steps} steps",
             highlight=False,
@@ -174,7 +174,7 @@ def _ladder(found: Strategies, hardware: Hardware, console: Console) -> None:
 
 def _would_fit(ways: Sequence[str], console: Console) -> None:
     if not ways:
-        console.print("\nNothing fits: shorter sequences or a smaller model.", highlight=False)
+        console.print("\nNothing fits. Try shorter sequences or a smaller model.", highlight=False)
         return
     console.print("\nNothing fits. What would:", highlight=False)
     for way in ways:

@@ -238,7 +238,7 @@ def test_no_setting_is_left_out() -> None:
         ("moe-debug", "parallel.ep=4", "all_to_all of tokens"),
         ("debug", "parallel.cp=2", "all_gather of keys and values"),
         ("debug", "parallel.cp_exchange=ring", "send of keys and values"),
-        ("debug", "parallel.cpu_offload=all", "in the host's memory"),
+        ("debug", "parallel.cpu_offload=all", "exclude the optimizer step on the host."),
         ("debug", "parallel.zero1=true", "broadcast of updated parameters"),
         ("debug", "parallel.gradient_compression=powersgd", "all_reduce of gradients' factors"),
     ):
