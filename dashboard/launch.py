@@ -23,7 +23,7 @@ from dashboard import token_file as token_files
 from probes.attach.launch.own_process import own_process
 from probes.tape.no_run import no_folder
 from store.database import Closing
-from store.open import what_is
+from store.open import classify
 
 __all__ = ["LOOPBACK", "DashboardError", "DashboardServer", "usable_port"]
 
@@ -121,7 +121,7 @@ def _token_variable(token_file: Path | None) -> dict[str, str]:
 
 def _folder_and_run(runs: Path) -> tuple[Path, str]:
     """Return the folder of runs, and the run to open if `runs` is a run."""
-    found = what_is(runs)
+    found = classify(runs)
     if found.kind in ("address", "missing"):
         raise DashboardError(no_folder(runs))
     if not runs.is_dir():

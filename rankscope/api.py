@@ -55,9 +55,9 @@ def open(path: str | PathLike[str], *more: str | PathLike[str]) -> Run | Evidenc
     Raises RunError, AddressError or SourceError (all ValueError); the one-line message names the problem and the
     remedy.
     """
-    from store.open import what_is
+    from store.open import classify
 
-    if not more and what_is(Path(path)).kind in ("address", "run", "runs", "missing"):
+    if not more and classify(Path(path)).kind in ("address", "run", "runs", "missing"):
         return open_run(path)
     return open_files(path, *more)
 
@@ -68,9 +68,9 @@ def open_run(path: str | PathLike[str]) -> Run:
 
     Raises RunError or AddressError (both ValueError); the one-line message names the problem and the remedy.
     """
-    from store.open import what_is
+    from store.open import classify
 
-    found = what_is(Path(path))
+    found = classify(Path(path))
     return _published(found.address) if found.kind == "address" else Run(RunDir.open(found.run))
 
 

@@ -1,6 +1,6 @@
 """Classify a path or address given by a user: run, folder of runs, address, shared run, or other files.
 
-    found = what_is(Path("runs"))
+    found = classify(Path("runs"))
     found.kind, found.run, found.run_ids     # "runs", runs/demo-2, ("demo-2", "demo-1"), newest first
 
 Only the start of a file is read, and an address is not opened.
@@ -19,7 +19,7 @@ from store.published.address import address_of
 from store.readers.untrusted.archives import PlainMember
 from store.runs_folder import RunsFolder
 
-__all__ = ["SHARED_MARK", "Found", "Kind", "is_shared", "what_is"]
+__all__ = ["SHARED_MARK", "Found", "Kind", "classify", "is_shared"]
 
 Kind = Literal["address", "run", "runs", "shared", "files", "missing"]
 """shared: a file that `rankscope share` wrote. files: an existing file or folder without a run."""
@@ -45,7 +45,7 @@ class Found:
         return self.path / self.run_ids[0] if self.run_ids else self.path
 
 
-def what_is(path: Path) -> Found:
+def classify(path: Path) -> Found:
     """Classify a path typed by a user; in an address, `//` may have become `/`."""
     if address := address_of(path):
         return Found(path=path, kind="address", address=address)

@@ -7,7 +7,7 @@ A step that runs again after a rollback or a restart has the same number as befo
 discarded. An execution is *kept* if its optimizer step was taken and its rank never returned to this step or an earlier
 one. If a loop doesn't record whether it took the optimizer step, the step counts as taken. If it is unknown where a
 restart of an attached loop resumed, the steps before the restart may be kept or discarded: `kept` sums them, and
-`num_open` counts them.
+`num_unconfirmed` counts them.
 
 The rank with the most steps shows which ranges of steps were repeated. Only these ranges are sorted for every rank. All
 other steps are summed unsorted; in a very long run only every k-th of them is read, with weight k.
@@ -30,7 +30,7 @@ from probes.tape import event_kinds
 __all__ = ["RankTimes", "discarded_steps", "step_times"]
 
 MAX_ROWS = 40_000_000
-"""Maximum rows of steps that are all summed; with more rows, only every k-th step is read."""
+"""With more rows of steps than this, only every k-th step is read."""
 _MAX_RANGES = 50
 """Maximum ranges of repeated steps in a query; neighbours are merged if there are more."""
 _AHEAD = 2
@@ -50,7 +50,7 @@ class RankTimes:
     kept: StepSums = field(default_factory=StepSums)
     discarded_ns: int = 0
     num_discarded: int = 0
-    num_open: int = 0
+    num_unconfirmed: int = 0
     """Number of kept steps that a restart may have discarded."""
 
 
@@ -81,7 +81,7 @@ def step_times(
         one.first_ns, one.last_ns = min(one.first_ns, first_ns), max(one.last_ns, last_ns)
         if kept:
             one.kept = StepSums.of_row(sums)
-            one.num_open = one.kept.num_steps if numbers.is_open(attempt) else 0
+            one.num_unconfirmed = one.kept.num_steps if numbers.is_unconfirmed(attempt) else 0
         else:
             discarded = StepSums.of_row(sums)
             one.num_discarded, one.discarded_ns = discarded.num_steps, discarded.duration_ns
@@ -177,7 +177,7 @@ class StepNumbers:
         """SQL of the step's lineage."""
         return _case(self.lineages) if any(self.lineages.values()) else "0"
 
-    def is_open(self, attempt: int) -> bool:
+    def is_unconfirmed(self, attempt: int) -> bool:
         """True if a later lineage exists, so that it is not known which steps of this attempt were kept."""
         return self.lineages.get(attempt, 0) < max(self.lineages.values(), default=0)
 

@@ -94,7 +94,7 @@ class Account:
     by_rank: Mapping[int, Mapping[str, float]]
     num_kept: int
     num_discarded: int
-    num_open: int
+    num_unconfirmed: int
     """Number of kept steps that a restart of an attached loop may have discarded."""
     basis: str
     """Records by which waits were split: collectives, steps (coarser), durations of calls; empty if they were not."""
@@ -122,11 +122,11 @@ class Account:
     @property
     def open_text(self) -> str:
         """One sentence on the steps that may have been kept or not; empty without any."""
-        if not self.num_open:
+        if not self.num_unconfirmed:
             return ""
-        were = "step was" if self.num_open == 1 else "steps were"
-        before = "training before a restart" if self.num_open < self.num_kept else "training"
-        return f"Unknown whether {self.num_open:,} {were} kept: {before} includes all of them."
+        were = "step was" if self.num_unconfirmed == 1 else "steps were"
+        before = "training before a restart" if self.num_unconfirmed < self.num_kept else "training"
+        return f"Unknown whether {self.num_unconfirmed:,} {were} kept: {before} includes all of them."
 
     @property
     def goodput_ratio(self) -> float | None:
@@ -161,7 +161,7 @@ class Account:
             },
             "steps_kept": self.num_kept,
             "steps_discarded": self.num_discarded,
-            "steps_not_known": self.num_open,
+            "steps_not_known": self.num_unconfirmed,
             "waits_split_by": self.basis or None,
             "communication_not_judged": self.contradicted or None,
         }
@@ -210,7 +210,7 @@ def measure(
         by_rank=by_rank,
         num_kept=sum(spent.kept.num_steps for spent in of_last_rank),
         num_discarded=sum(spent.num_discarded for spent in of_last_rank),
-        num_open=sum(spent.num_open for spent in of_last_rank),
+        num_unconfirmed=sum(spent.num_unconfirmed for spent in of_last_rank),
         basis=split.basis,
         contradicted=contradiction(source, newest_attempt),
         has_unknown_idle=not times.keys().isdisjoint(split.idle_unknown),

@@ -14,7 +14,7 @@ from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["asks_for_another_device", "is_of_program", "xid_findings", "xid_table"]
+__all__ = ["asks_for_replacement", "is_of_program", "xid_findings", "xid_table"]
 
 
 @cache
@@ -109,7 +109,7 @@ def _of_any_process(code: int, device: str, events: Sequence[Any], meaning: str,
     )
 
 
-def asks_for_another_device(finding: Finding) -> bool:
+def asks_for_replacement(finding: Finding) -> bool:
     """Return True for an XID after which NVIDIA's catalogue asks to replace the device."""
     known = xid_table()["xid"].get(str(finding.evidence.get("xid")), {})
     return finding.kind == "xid" and known.get("action") == "replace"

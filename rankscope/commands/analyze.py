@@ -77,7 +77,7 @@ def analyze(
     from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunError
     from store import StoreError
-    from store.open import what_is
+    from store.open import classify
     from store.published.address import AddressError
     from store.readers.untrusted.external_files import SourceError
 
@@ -88,7 +88,7 @@ def analyze(
     _print(diagnosis, spike, as_json, paths[0] if len(paths) == 1 else "")
     if damaged := diagnosis.damaged_records:
         others = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
-        place = what_is(paths[0]).run / damaged[0]["path"]
+        place = classify(paths[0]).run / damaged[0]["path"]
         fail(f"{place}: {damaged[0]['problem']}{others}; the report covers what could be read")
     if fail_on and (worst := reaching(diagnosis.findings, "critical" if fail_on == "critical" else "warning")):
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
@@ -98,14 +98,14 @@ def analyze(
 
 def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from probes.tape.no_run import no_run_at
-    from store.open import what_is
+    from store.open import classify
 
-    inputs = [what_is(path) for path in paths]
+    inputs = [classify(path) for path in paths]
     if missing := [found.path for found in inputs if found.kind == "missing"]:
         fail(no_run_at(missing[0], but=", and no log or folder either"))
     if len(inputs) == 1 and inputs[0].run_ids:
         echo(f"rankscope: {inputs[0].path} {_runs_text(inputs[0].run_ids)}", err=True)
-        inputs = [what_is(inputs[0].run)]
+        inputs = [classify(inputs[0].run)]
     runs = [found for found in inputs if found.kind in ("address", "run", "shared")]
     files = [found.path for found in inputs if found not in runs]
     if why_spike and (files or len(runs) != 1):
@@ -140,9 +140,9 @@ def _runs_text(names: Sequence[str]) -> str:
 
 def judge_run(run: Path) -> Diagnosis:
     """Judge a live or dead run as the command does."""
-    from store.open import what_is
+    from store.open import classify
 
-    return _diagnosed_run(what_is(run), "")[0]
+    return _diagnosed_run(classify(run), "")[0]
 
 
 def _diagnosed_run(run: Found, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:

@@ -36,10 +36,10 @@ def dashboard(
 
     from dashboard.launch import DashboardError, DashboardServer
     from store import StoreError
-    from store.open import what_is
+    from store.open import classify
     from store.published.address import AddressError
 
-    address = what_is(runs).address
+    address = classify(runs).address
     try:
         with ExitStack() as stack:
             if address:
@@ -48,7 +48,7 @@ def dashboard(
                 runs = stack.enter_context(followed(address, report=_report))
             server = stack.enter_context(DashboardServer(runs, port=port, token_file=token_file))
             echo(f"Dashboard of {address or runs}: {server.url}   (Ctrl-C ends it)")
-            if what_is(runs).kind == "files":
+            if classify(runs).kind == "files":
                 echo(f"There is no run in {runs} yet: the first one appears as soon as it begins.")
             code = server.wait()
     except (DashboardError, AddressError, StoreError) as error:

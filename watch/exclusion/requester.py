@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from analyzers.finding import Finding, evidence_of
-from analyzers.health.xids import asks_for_another_device
+from analyzers.health.xids import asks_for_replacement
 from analyzers.live import LivePolicy, window_start
 from analyzers.scope import Scope
 from analyzers.source import Source
@@ -73,7 +73,7 @@ class ExclusionRequester:
             return
         if self._settings.on_xid != "report":
             for finding in self._judge.open_findings("xid", attempt):
-                if asks_for_another_device(finding) and finding.ranks:
+                if asks_for_replacement(finding) and finding.ranks:
                     self._request(source, finding, self._settings.on_xid, attempt)
         if self._settings.on_straggler != "report":
             self._poll_stragglers(source, attempt, now_ns)

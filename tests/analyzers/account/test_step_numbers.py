@@ -40,7 +40,7 @@ def test_a_restart_is_judged_by_what_its_optimizer_counts(
     counts: tuple[int | None, ...], kept: int, discarded: int, not_known: int
 ) -> None:
     account = restarted(*counts)
-    assert (account.num_kept, account.num_discarded, account.num_open) == (kept, discarded, not_known)
+    assert (account.num_kept, account.num_discarded, account.num_unconfirmed) == (kept, discarded, not_known)
     assert told(account.seconds).get("recomputed", 0) == 100 * discarded
     assert told(account.seconds)["training"] == 100 * kept
     assert account.to_json()["steps_not_known"] == not_known
@@ -56,4 +56,4 @@ def test_a_trainer_whose_attempt_began_anew_has_lost_its_steps() -> None:
             line.step(step, 1000 * attempt + 100 * step, 100, attempt=attempt, forward=100)
     line.event("run_ended", 1300, reason="finished")
     account = line.account()
-    assert (account.num_kept, account.num_discarded, account.num_open) == (2, 2, 0)
+    assert (account.num_kept, account.num_discarded, account.num_unconfirmed) == (2, 2, 0)

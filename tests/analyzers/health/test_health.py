@@ -15,7 +15,7 @@ from analyzers.health.analyze import device_health
 from analyzers.health.explain import WHY
 from analyzers.health.figures import FIGURES
 from analyzers.health.program_faults import failed_with
-from analyzers.health.xids import asks_for_another_device, xid_table
+from analyzers.health.xids import asks_for_replacement, xid_table
 from analyzers.live import LivePolicy, LiveState, live_findings, record_findings
 from analyzers.report.wording.explained import next_step
 from analyzers.run.records.event_log import EventLog
@@ -353,4 +353,4 @@ def test_xids_after_which_the_device_is_replaced(xid: int | None, expected: bool
     finding = Finding(
         analyzer="health", kind="xid", severity="critical", status="fired", summary="XID.", evidence={"xid": xid}
     )
-    assert asks_for_another_device(finding) is expected
+    assert asks_for_replacement(finding) is expected
