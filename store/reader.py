@@ -109,7 +109,7 @@ class Store(Closing):
                 paths = stores_up_to_date(run, scratch, wait_s, include_newest=include_newest)
                 connection = connect_attached(_named(paths), wait_s=wait_s, threads=threads)
             try:
-                # A live process opens the store for a few queries, without catching up.
+                # A store opened without catching up (by a live process) mostly gets few queries.
                 stand_ins = make_views(connection, paths, is_queried_often=catch_up)
                 spill_to = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-"))) if spills else None
                 lock_down(connection, memory_bytes=memory_bytes, spill_to=spill_to)

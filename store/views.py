@@ -29,7 +29,7 @@ _QUERIED_OFTEN = 10
 creating the views, and each query then takes 0.001 s less, as it isn't planned over views.
 """
 _COPY_MEMORY = "512MB"
-"""Memory for the copies. Texts that need more stay in their file, in which they may take a thousandth of that."""
+"""Memory for the copies. A table that needs more stays in its file, where its texts may take a thousandth of that."""
 _OPTIMIZERS = frozenset({"deliminator", "filter_pushdown", "unused_columns"})
 """Optimizer passes that DuckDB keeps for queries over few rows: without them a join may compare all pairs of rows. The
 other passes take longer than they save.
@@ -200,7 +200,7 @@ def columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]
 
 def _parts_of(table: Table, schemas: dict[tuple[str, str], set[str]] | None, index: int) -> list[str]:
     """Names of the tables in the file that hold the rows of `table`. There are two if open rows are stored separately,
-    otherwise one. None if the file has no such table. `schemas`: from `columns_of`; None if all files are of this
+    otherwise one. Empty if the file has no such table. `schemas`: from `columns_of`; None if all files are of this
     version.
     """
     parts = [finished_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]

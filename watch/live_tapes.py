@@ -94,7 +94,7 @@ class LiveTapes:
         self._attempt = _Attempt()
         self._last_record_s = self._polled_s = time.monotonic()
         self._paused_s = 0.0
-        """Seconds since the newest record was read in which this process did not run."""
+        """Seconds in which this process did not run, since the newest record was read."""
         self._state_change_s = -math.inf  # the first poll also reports ranks that ended before this process started
         self._recent: RecentRecords | None = None
         self._recent_key: tuple[int, int | None, bool] = (-1, None, False)
@@ -141,7 +141,7 @@ class LiveTapes:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds without a record of this node's ranks, at the last poll, in which this process ran."""
+        """Seconds from the last record of this node's ranks to the last poll, less the pauses of this process."""
         return max(0.0, self._polled_s - self._last_record_s - self._paused_s)
 
     @property
@@ -163,7 +163,7 @@ class LiveTapes:
         return time.monotonic_ns() + (self._anchor_ns if anchor_ns is None else anchor_ns)
 
     def skip(self, seconds: float) -> None:
-        """Do not count so many seconds before now as silence, because this process did not run."""
+        """Do not count the last `seconds` as silence, because this process did not run."""
         self._paused_s += seconds
 
     def poll(self) -> bool:
@@ -225,8 +225,8 @@ class LiveTapes:
 
     def _is_of_this_boot(self) -> bool:
         """Return False if all ranks had ended before they were first seen: their records may be from an earlier boot,
-        with another monotonic clock. While no rank has been seen, the ranks count as starting now, even if `source`
-        reads their records first.
+        with another monotonic clock. Return True while no rank has been seen: the ranks are just starting, and `source`
+        may read their records first.
         """
         attempt = self._attempt
         attempt.is_of_this_boot |= not attempt.processes or any(p.is_alive for p in attempt.processes.values())

@@ -39,7 +39,7 @@ def run_bounds(
     shifts: Mapping[int, int],
     now_ns: int | None,
 ) -> tuple[int, int]:
-    """Start and end of the run, epoch nanoseconds of the first node."""
+    """Start and end of the run, epoch nanoseconds by the first node's clock."""
     first = [spent.first_ns + shifts.get(rank, 0) for (_, rank), spent in times.items()]
     last = [spent.last_ns + shifts.get(rank, 0) for (_, rank), spent in times.items()]
     first += [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)]
@@ -103,7 +103,7 @@ def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> 
     for launched_ns in launches[1:]:
         later = [attempt for attempt, start_ns in first_ns.items() if start_ns >= launched_ns]
         earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
-        # If the attempt before still recorded after this launch, another launch replaced that attempt.
+        # If the previous attempt still recorded after this launch, a later launch replaced it.
         if not later or not earlier or last_ns[max(earlier)] > launched_ns:
             continue
         before_ns = max(start_ns for start_ns in launches if start_ns < launched_ns)

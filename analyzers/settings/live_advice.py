@@ -5,7 +5,7 @@
 
 1. Wait until the newest attempt has finished as many steps as the next number in the policy's `at_steps`.
 2. Run the analyses that advise (`Analysis.advises`) over its newest steps.
-3. Return advice if this kind and cause has not been returned before. A restart of the ranks repeats nothing.
+3. Return advice if this kind and cause has not been returned before. A restart of the ranks repeats no advice.
 """
 
 from __future__ import annotations

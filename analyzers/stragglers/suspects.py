@@ -1,11 +1,11 @@
-"""Suspects: slow ranks grouped into a rank, a node or ranks in turn, with a cause and a pattern in time.
+"""Suspects: a slow rank, a slow node or ranks slow in turn, with a cause and a pattern in time.
 
     for suspect in suspects(stragglers, counters, nodes, first_step=6):
         suspect.ranks, suspect.cause, suspect.reason, suspect.pattern, suspect.node
 
 1. Counters corroborate or change the cause of each slow rank (`corroboration`). A rank is not a suspect if it waits for
-   a core as its peers do, or as all ranks do at other times. Nor is it a suspect if its excess is small compared with
-   the waits on a crowded machine, because healthy ranks differ as much there.
+   a core hardly longer than its peers, or than all ranks at other times. Nor is it a suspect if its excess is small
+   compared with the waits on a crowded machine, because healthy ranks differ as much there.
 2. A rank that is slow in several phases because of its host is one suspect, not several.
 3. If most ranks of a node are slow at the same time for the same cause, the node is the suspect; a single node cannot
    be compared with others.
@@ -211,8 +211,8 @@ def _at_the_same_time(single: Sequence[Suspect]) -> list[Suspect]:
 
 def is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
     """Return True if the others may wait for a task that only this rank has. For example, rank 0 may log, evaluate and
-    plot for all after the optimizer. Effects of its host or its device's clock are excluded. Without data spans the
-    time may also be the loading of batches, which excuses no rank.
+    plot for all after the optimizer. Effects of its host or its device's clock are excluded. Without data spans
+    it returns False, because the time may also be batch loading.
     """
     is_own = suspect.cause == "compute" or suspect.reason == "blocked"
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own

@@ -25,7 +25,7 @@ __all__ = ["CurrentFindings", "current_findings", "pick"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentFindings:
-    """`findings`: fired and suspected ones in the order of reading; `closed`: id -> why it is closed."""
+    """`findings`: fired and suspected ones in reading order; `closed`: id -> why it is closed."""
 
     findings: list[Finding] = field(default_factory=list)
     closed: Mapping[str, str] = field(default_factory=dict)
@@ -59,5 +59,5 @@ def current_findings(
 
 
 def pick(findings: Sequence[Finding], finding_id: str) -> Finding | None:
-    """The finding of that id; None if the run has none."""
+    """The finding with that id; None if the run has none."""
     return next((finding for finding in findings if finding.id == finding_id), None)

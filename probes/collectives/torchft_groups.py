@@ -28,7 +28,7 @@ _WRAPPER = "ProcessGroupWrapper"
 
 
 class TorchftGroups:
-    """The groups of one rank; nothing where torchft is not imported."""
+    """The groups of one rank; does nothing if torchft is not imported."""
 
     def __init__(self, *, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size

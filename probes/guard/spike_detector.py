@@ -6,12 +6,12 @@
 
 The detector is plain Python over a short history. A call in each step takes 5 us, or 30 us if the loss rises.
 
-1. Non-finite values and spikes never enter the history, which holds logarithms. A loss that is zero or negative, and
-   every loss if many are, is judged by differences instead of rules 2 to 4 (`signed_loss`).
+1. Non-finite values and spikes never enter the history, which holds logarithms. A loss that is zero or negative
+   (every loss, if many are) is judged by differences instead of rules 2 to 4 (`signed_loss`).
 2. level = median of the newest `LEVEL_WINDOW` clean logarithms; residual = log(value) - level. Early in a run the level
    follows the falling loss. If the level lags behind, the test only becomes more conservative.
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor). Both
-   describe the tested residuals, trend included. z = (residual - center) / scale.
+   are computed from residuals of rule 2, so they include the loss's trend. z = (residual - center) / scale.
 4. A step is a spike in three cases. (a) z and rise are both large. If the gradient norm is ordinary, the rise must be
    huge, or follow another such rise. (b) z and rise are moderate, and the gradient norm is raised too. (c) The rise is
    large and the gradient norm is many times its level; a small z is enough. A high gradient norm without a rise of the
@@ -108,8 +108,8 @@ class SpikeVerdict:
     grad_z: float = math.nan
     grad_rise_ratio: float = math.nan
     is_signed: bool = False
-    """True if the loss is not always positive and was judged by differences; the rise is then in typical sizes of the
-    loss."""
+    """True if the loss is not always positive and was judged by differences; the rise is then in units of the loss's
+    typical size."""
 
     @property
     def is_spike(self) -> bool:
@@ -208,7 +208,7 @@ class SpikeDetector:
         )
 
     def _observe_signed(self, step: int, loss: float, grad_norm: float, log_grad: float) -> SpikeVerdict:
-        """Judge a step by differences: this loss, or many of the history, have no logarithm."""
+        """Judge a step by differences: this loss, or many in the history, have no logarithm."""
         judged = self._signed.judge(loss)
         grad_level, grad_rise = self._grad.rise(log_grad)
         warm = self._num_clean >= self.policy.warm_up_steps

@@ -7,8 +7,8 @@
     position, tier = copies.restore(before_step=41, position=position)      # after a bad step
     copies.save(position)                           # to disk now, and wait for it
 
-A copy is good once enough healthy steps have followed it. A restore takes the newest good copy in memory, then the
-newest good checkpoint on disk.
+A copy is good once enough healthy steps have followed it. A restore takes the newest good copy in memory, or else
+the newest good checkpoint on disk.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Route:
 
     @classmethod
     def make(cls, expert: Tensor, num_experts: int, group: dist.ProcessGroup | None) -> Route:
-        """Create the route. `expert`: the expert of each row, shape (rows,); `num_experts` means that no expert gets
-        the row."""
+        """Create the route. `expert`: the expert of each row, shape (rows,), or `num_experts` for a row that no expert
+        gets."""
         counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts]
         if group is None:
             own = counts.tolist()

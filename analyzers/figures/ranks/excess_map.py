@@ -34,7 +34,7 @@ ROW_PX, GAP_PX = 26, 14
 MAP_PX = 520
 TICKS = (1, 2, 3, 5)
 TICK_GAP_RATIO = 0.15
-"""Minimum distance of two labels of the colour bar, of its length: a line of text in the bar of four ranks."""
+"""Minimum distance of two labels / length of the colour bar: one line of text if the map has four ranks."""
 TEXT_PX = 20
 """Height of a line of text above the map."""
 

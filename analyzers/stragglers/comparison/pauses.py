@@ -3,13 +3,12 @@
     segments = find_pauses(excess, PausePolicy())       # rank x observation; the same `Segment` as persistence
 
 A cgroup limit or another job may stop a process for 80 ms at arbitrary moments. Some stops fall into times in which the
-process waits for others anyway, and all ranks wait for the other stops. The median of the process's steps shows
-nothing. The criterion is therefore how many observations of one rank alone are far off:
+process waits for others anyway; the other stops delay all ranks. The median of the process's steps shows nothing. The
+criterion is therefore how many observations of one rank alone are far off:
 
 1. A pause is an observation in which the excess is twice the peers' whole work and many times the noise. An excess of
    half of the peers' work is enough if pauses occur in most steps, or in every n-th step, because noise is not
-   periodic. Pauses may be that small: a slow network hides part of a delay shorter than the host's lead plus the
-   device's work.
+   periodic. Pauses may be that small: a slow network hides part of a short delay.
 2. From the first to the last pause, a good part of the observations are pauses, without a long gap. This rule excludes
    a burst of another job on the machine.
 3. Hardly any other rank pauses at the same time. Pauses of all ranks come from the machine.

@@ -34,12 +34,12 @@ class _Step:
         return result
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the method: a learning-rate scheduler of torch marks the methods that it has wrapped."""
+        """An attribute of the method: torch's learning-rate schedulers mark the methods that they have wrapped."""
         return getattr(self.__wrapped__, name)
 
     @property
     def __func__(self) -> Callable[..., Any]:
-        """A function of the optimizer, as every method has: a scheduler that is made later wraps it."""
+        """The method's function, as of any bound method: a scheduler created later wraps it."""
         return lambda optimizer, *args, **kwargs: self(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -66,7 +66,7 @@ def around_step(optimizer: Any, before: Call, after: Call) -> Callable[[], objec
 
 
 def hook_step(optimizer: Any, phases: Any) -> list[Callable[[], object]]:
-    """Tell the `LoopPhases` about each step of an optimizer of torch; returns what removes the hooks."""
+    """Report each step of a torch optimizer to the `LoopPhases`; returns the calls that remove the hooks."""
     of_optimizer = ref(optimizer)
 
     def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

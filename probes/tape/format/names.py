@@ -1,7 +1,7 @@
 """Interned names: an operation, parameter or caller is written once as text, and afterwards as a 32-bit number.
 
 A name is written to `names.jsonl` before the first record that refers to it, so a reader can resolve every record's
-names, whenever the writer died. Number 0 means "no name".
+names, no matter when the writer dies. Number 0 means "no name".
 """
 
 from __future__ import annotations

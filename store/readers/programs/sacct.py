@@ -26,7 +26,7 @@ _ENDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Slurm state -> kind and fields of the log event."""
 _STEP_KINDS = ("slurm_oom",)
-"""Kinds that the row of a job step reports, too."""
+"""Kinds that are also reported from the row of a job step."""
 _LIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "REQUEUED", "RESIZING")
 """States of a job that has not ended."""
 _EXIT = re.compile(r"^(?P<code>\d+):(?P<signal>\d+)$")

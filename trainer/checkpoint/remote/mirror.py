@@ -128,7 +128,7 @@ class CheckpointMirror:
             for each in (copy_of(path), path):
                 each.write_bytes(content)
 
-    # While they train.
+    # While the ranks train.
 
     def start(self) -> None:
         """Start sending."""
@@ -243,7 +243,7 @@ class CheckpointMirror:
                 unread[step] = _line(error)
         return found, unread
 
-    # After they ended.
+    # After the ranks ended.
 
     def close(self, *, limit_s: float = END_S) -> str:
         """Send what is left. Returns "" if the newest checkpoint has been sent, and otherwise the reason. A signal ends
@@ -287,7 +287,7 @@ class CheckpointMirror:
             return ""
         return f"The checkpoint of step {newest} is not at {self.address}. {self._reported}".rstrip()
 
-    # Pieces of the above.
+    # Shared by the above.
 
     @contextmanager
     def _opened(self) -> Iterator[RemoteCopies]:

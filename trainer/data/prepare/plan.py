@@ -78,7 +78,7 @@ def make_plan(
 
 
 def _cuts(source: Source, options: ReadOptions, shard_bytes: int) -> list[tuple[int, int, int]]:
-    """Start, end and bytes of text of each piece. Start and end are bytes, or for Parquet row groups."""
+    """Start, end and bytes of text of each piece. Start and end are bytes; for Parquet, they are row groups."""
     size = source.size_bytes
     if source.kind == "parquet":
         return _row_groups(source, shard_bytes)

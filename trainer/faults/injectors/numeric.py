@@ -1,4 +1,4 @@
-"""Faults of numbers: NaN, Inf, an overflow, a learning rate that is too high.
+"""Numeric faults: NaN, Inf, an overflow, a learning rate that is too high.
 
 ARM["nan_grad"](trigger, training)
 """

@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 NODE_FAILURES = 6
-"""Default of the limit of a node with GPUs. It is twice the limit of a device, so that a node with one bad device loses
-that device first."""
+"""Default failure limit of a node with GPUs: twice the limit of a device, so that a node with one bad device loses that
+device first."""
 
 
 def reset_failure_counts(run: RunDir, *, readmit: bool) -> None:
