@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     chosen = [case for case in cases(options.cases) if re.search(options.only, case.name)]
     if options.command == "verdicts":
+        if options.against and options.json and options.against.resolve() == options.json.resolve():
+            parser.error("--json and --against are the same file: name another one for the new verdicts")
         return _verdicts(chosen, options.json, options.against)
     needed = needs(chosen, fields_of(options.modules), options.trials, time.monotonic() + options.seconds)
     write_json(options.json, needed)
@@ -80,18 +82,18 @@ def main(arguments: list[str] | None = None) -> int:
 def _verdicts(chosen: list[Recorded], written: Path | None, against: Path | None) -> int:
     found: dict[str, Any] = json.loads(written.read_text()) if written and written.exists() else {}
     before = json.loads(against.read_text()) if against else {}
+    known = [case for case in chosen if not against or case.name in before]
     differing = 0
-    for case in chosen:
-        if case.name in found or (against and case.name not in before):
-            continue
-        found[case.name] = now = json.loads(json.dumps(verdict_of(case)))
-        if written:
-            written.write_text(json.dumps(found, indent=1))
-        if before and now != before[case.name]:
+    for case in known:
+        if case.name not in found:  # a result of an interrupted call is compared, too
+            found[case.name] = json.loads(json.dumps(verdict_of(case)))
+            write_json(written, found)
+        if before and found[case.name] != before[case.name]:
             differing += 1
-            old, new = (set(map(repr, one)) for one in (before[case.name], now))
+            old, new = (set(map(repr, one)) for one in (before[case.name], found[case.name]))
             print(case.name, *(f"  - {one}" for one in sorted(old - new)), *(f"  + {one}" for one in sorted(new - old)))
-    print(f"{len(found)} cases, {differing} with another verdict")
+    missing = f", {len(chosen) - len(known)} not in {against}" if len(known) < len(chosen) else ""
+    print(f"{len(known)} cases, {differing} with another verdict{missing}")
     return int(bool(differing))
 
 
