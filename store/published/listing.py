@@ -27,9 +27,9 @@ def runs_at(address: str) -> list[str]:
 
     try:
         found = files.get_file_info(fs.FileSelector(root, allow_not_found=True))
-        names = sorted(
+        names = [
             info.base_name for info in found if info.type == fs.FileType.Directory and RUN_NAME.match(info.base_name)
-        )[-MAX_RUNS:]
+        ]
         if any(info.base_name == "run.json" for info in found):
             return []
 
@@ -41,7 +41,7 @@ def runs_at(address: str) -> list[str]:
     except OSError as error:
         raise AddressError(f"{address}: {one_line(error)}") from None
     runs = [(info.mtime_ns or 0, name) for name, info in manifests if info.type == fs.FileType.File]
-    return [name for _, name in sorted(runs, reverse=True)]
+    return [name for _, name in sorted(runs, reverse=True)[:MAX_RUNS]]
 
 
 def run_address(address: str, name: str) -> str:

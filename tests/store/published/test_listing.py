@@ -67,6 +67,12 @@ def test_runs_are_listed_newest_first(tmp_path: Path, lake: str) -> None:
     assert run_address("s3://lake/runs/?region=eu-west-1", "a") == "s3://lake/runs/a?region=eu-west-1"
 
 
+def test_of_too_many_runs_the_newest_are_listed(lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last by name were."""
+    monkeypatch.setattr("store.published.listing.MAX_RUNS", 1)
+    assert runs_at(lake) == ["apple"]
+
+
 def test_a_prefix_is_its_newest_run(tmp_path: Path, lake: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert judge_run(Path(lake)).fired == (), "zebra has a finding"
     assert "holds 2 runs; newest: apple; others: zebra" in capsys.readouterr().err
