@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LONGEST_S", "FormatOption", "RunArgument", "console", "echo", "fail", "print_json", "refuse_bad_output",
-    "wants_json",
+    "refuse_no_runs_folder", "wants_json",
 ]  # fmt: skip
 
 LONGEST_S = 366 * 86_400.0
@@ -36,6 +36,18 @@ def refuse_bad_output(option: str, path: Path | None) -> None:
         fail(f"{option} {path}: there is no folder {path.parent}")
     if path is not None and path.is_dir():
         fail(f"{option} {path}: is a folder; name a file")
+
+
+def refuse_no_runs_folder(path: Path) -> None:
+    """Exit with code 2 unless the path is a folder that may hold runs: it exists, and is not a run itself."""
+    from probes.tape.no_run import no_folder
+    from probes.tape.rundir import RunDir
+    from probes.tape.typed_path import as_typed
+
+    if not path.is_dir():
+        fail(no_folder(path))
+    if RunDir.is_run(path):
+        fail(f"{path} is a run: name the folder that holds the runs, {as_typed(path.resolve().parent)}")
 
 
 def print_json(value: object) -> None:

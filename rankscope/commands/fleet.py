@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail, print_json
+from rankscope.terminal import console, echo, fail, print_json, refuse_no_runs_folder
 
 if TYPE_CHECKING:
     from analyzers.fleet.fleet import Fleet, Member
@@ -44,7 +44,6 @@ def fleet(
         fail(f"--format {output}: choose text, json or prometheus")
     from analyzers.fleet.exclude_list import FORMS, exclude_list
     from analyzers.fleet.fleet import fleet as judge
-    from probes.tape.no_run import no_folder
     from store.runs_folder import RunsFolder
 
     if exclude and exclude not in FORMS:
@@ -53,8 +52,7 @@ def fleet(
         fail(f"--exclude prints its own format: leave out --format {output}")
     given: set[Path] = set()
     for path in folders:
-        if not path.is_dir():
-            fail(no_folder(path))
+        refuse_no_runs_folder(path)
         if path.resolve() in given:
             fail(f"{path} is given twice: its runs would count twice; name each folder once")
         given.add(path.resolve())

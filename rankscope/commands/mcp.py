@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import fail
+from rankscope.terminal import fail, refuse_no_runs_folder
 
 __all__ = ["EPILOG", "mcp"]
 
@@ -30,10 +30,7 @@ def mcp(
     """
     import importlib.util
 
-    if not runs.is_dir():
-        from probes.tape.no_run import no_folder
-
-        fail(no_folder(runs))
+    refuse_no_runs_folder(runs)
     if importlib.util.find_spec("mcp") is None:
         fail("the package mcp is not installed: pip install 'rankscope[mcp]'")
     from rankscope.mcp_server import make_server

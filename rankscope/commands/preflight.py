@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import LONGEST_S, FormatOption, console, echo, fail, print_json, wants_json
+from rankscope.terminal import (
+    LONGEST_S,
+    FormatOption,
+    console,
+    echo,
+    fail,
+    print_json,
+    refuse_no_runs_folder,
+    wants_json,
+)
 
 if TYPE_CHECKING:
     from trainer.preflight.verdict.readings import Readings
@@ -79,8 +88,8 @@ def preflight(
 
     if runs.is_file():
         fail(f"--runs {runs} is a file: name a folder")
-    if fleet is not None and not fleet.is_dir():
-        fail(f"--fleet {fleet}: no such folder")
+    if fleet is not None:
+        refuse_no_runs_folder(fleet)
     nproc = nproc_per_node or usual_ranks()
     if not is_launched() and nproc > 1:
         raise typer.Exit(launch_preflight(_words(as_json, strict, settings, fleet, runs, timeout_s, tune), nproc=nproc))
