@@ -10,6 +10,7 @@ For normally distributed values `sigma` estimates their standard deviation.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,10 +18,7 @@ import numpy.typing as npt
 
 from probes.guard.signed_loss import MAD_TO_SIGMA
 
-__all__ = [
-    "MAD_TO_SIGMA", "complete", "difference_sigma", "median_or_nan", "others_median", "sigma",
-    "with_median_rest",
-]  # fmt: skip
+__all__ = ["MAD_TO_SIGMA", "complete", "difference_sigma", "median_or_nan", "others_median", "sigma"]
 
 Matrix = npt.NDArray[np.float32]
 Float = TypeVar("Float", np.float32, np.float64)
@@ -61,22 +59,21 @@ def others_median(values: npt.NDArray[Float]) -> npt.NDArray[Float]:
     return odd
 
 
-def complete(values: Matrix) -> Matrix:
-    """Replace missing values (NaN) by the median of the other ranks, which is neutral."""
+def complete(values: Matrix, groups: Sequence[npt.NDArray[np.int64]] | None = None) -> Matrix:
+    """Replace missing values (NaN) by neutral ones: the median of the other ranks in this observation, or, if none has
+    a value, the rank's median over all observations. `groups`: rows of ranks with the same work; None: all ranks.
+    """
     holes = np.isnan(values)
     if not holes.any():
         return values
-    columns = np.flatnonzero(holes.any(axis=0))
     filled = values.copy()
-    for column in columns:
-        present = values[~holes[:, column], column]
-        filled[holes[:, column], column] = np.median(present) if len(present) else 0.0
+    for rows in [np.arange(len(values))] if groups is None else groups:
+        part, missing = values[rows], holes[rows]
+        for column in np.flatnonzero(missing.any(axis=0)):
+            present = part[~missing[:, column], column]
+            if len(present):
+                filled[rows[missing[:, column]], column] = np.median(present)
+        for row in rows[np.isnan(filled[rows]).any(axis=1)]:
+            own = values[row, ~holes[row]]
+            filled[row, np.isnan(filled[row])] = np.median(own) if len(own) else 0.0
     return filled
-
-
-def with_median_rest(values: Matrix, total: Matrix) -> Matrix:
-    """Add to `values`, the work in one phase or gap, each rank's usual work in the rest of the step. The result has the
-    level of a whole step, but only the noise of this place. `total`: work in the whole step. Shapes (ranks, steps)."""
-    rest = np.median(total, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
-    with_rest: Matrix = values + np.maximum(rest, 0.0)
-    return with_rest

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from analyzers.account.device.device_timings import DEVICE
+from analyzers.account.device.measured_by import has_uncompared_gaps
 from analyzers.account.time_classes import GAPS, StepSums, sums_sql
-from analyzers.account.timings import has_uncompared_gaps
 from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.run.calls.snapshot import attempts
 from analyzers.source import READ_CALLS, Source, every_kth, lacking

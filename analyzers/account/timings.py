@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.device.device_timings import DEVICE, device_rows, has_device_calls, is_stamped
+from analyzers.account.device.device_timings import DEVICE, device_rows
+from analyzers.account.device.measured_by import has_device_calls, has_host_gaps, is_stamped
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, OWN_PHASES, own
 from analyzers.policy import SHARED
+from analyzers.robust import complete
 from analyzers.source import Ints, Source, floats, ints
 
 __all__ = [
-    "COMPUTE_PHASES", "GAPS", "OWN_PHASES", "WHOLE_STEP", "Matrix", "Timings", "has_host_gaps", "has_uncompared_gaps",
-    "is_on_device", "load_places", "load_timings", "observations_for", "stages_of_messages",
+    "COMPUTE_PHASES", "GAPS", "OWN_PHASES", "WHOLE_STEP", "Matrix", "Timings", "load_places", "load_timings",
+    "observations_for", "stages_of_messages",
 ]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
@@ -42,7 +44,11 @@ FIRST_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Timings of one attempt. `steps[i]`: step number of observation i; matrices: [ranks, observations], in ms."""
+    """Timings of one attempt. `steps[i]`: step number of observation i; matrices: [ranks, observations], in ms.
+
+    `duration` is NaN if a rank has no row. In all other matrices its values are then as large as those of ranks with
+    the same work, so that the rank is neither slow nor fast.
+    """
 
     attempt: int
     ranks: Ints
@@ -64,12 +70,6 @@ class Timings:
     def data_peers(self) -> tuple[Ints, ...]:
         """For each group of ranks that are compared with each other in loading, an array with their rows."""
         return self.peers if self.loaders is None else self.loaders
-
-    @staticmethod
-    def without_peers(groups: tuple[Ints, ...]) -> Ints:
-        """Rows that are alone in their group."""
-        rows: Ints = np.array([rows[0] for rows in groups if len(rows) == 1], dtype=np.int64)
-        return rows
 
     @property
     def is_on_device(self) -> bool:
@@ -137,10 +137,9 @@ def load_timings(
 
     A step that at most half of the ranks stamped is left out, because its ranks cannot be compared.
     """
-    on_device = has_device_calls(source, attempt)
+    on_device, stamped = has_device_calls(source, attempt), is_stamped(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
     places = (*OWN_PHASES, DEVICE) if on_device else (*OWN_PHASES, *gaps)
-    stamped = is_stamped(source, attempt)
     columns = [f"CAST(coalesce({own(phase)}, 0) / 1e6 AS FLOAT) AS {phase}" for phase in OWN_PHASES]
     columns += [f"CAST({own(gap)} / 1e6 AS FLOAT) AS {gap}" for gap in gaps]
     if not on_device and not gaps and not _has_phases(source, attempt):
@@ -179,8 +178,8 @@ def load_timings(
         attempt=attempt,
         ranks=ranks,
         steps=place.steps[keep],
-        own={place: values[place] for place in places},
-        wait=values["wait"],
+        own={place: complete(values[place], peers) for place in places},
+        wait=complete(values["wait"], peers),
         duration=values["duration"],
         peers=peers,
         loaders=loaders,
@@ -203,35 +202,9 @@ def _num_within(source: Source, attempt: int, steps: Ints, num_first: int) -> in
     return num + bool(num and steps[num - 1] < first + num_first - 1)
 
 
-def has_host_gaps(source: Source, attempt: int) -> bool:
-    """Return True if gaps were measured and are the rank's own work.
-
-    On a GPU without stamps the host may wait for its device, and thus for other ranks, in any gap that reads a value
-    back: such gaps hold no own work to compare.
-    """
-    return _has_gaps(source, attempt) and (is_stamped(source, attempt) or not is_on_device(source, attempt))
-
-
-def has_uncompared_gaps(source: Source, attempt: int) -> bool:
-    """Return True if gaps were measured only on the host of a GPU, and no call was timed on the device."""
-    on_host = _has_gaps(source, attempt) and is_on_device(source, attempt)
-    return on_host and not is_stamped(source, attempt) and not has_device_calls(source, attempt)
-
-
 def _has_phases(source: Source, attempt: int) -> bool:
     phases = " OR ".join(f"{phase}_ns IS NOT NULL" for phase in OWN_PHASES)
     return bool(source.rows(f"SELECT 1 FROM steps WHERE attempt = ? AND ({phases}) LIMIT 1", [attempt]))
-
-
-def _has_gaps(source: Source, attempt: int) -> bool:
-    sql = "SELECT 1 FROM steps WHERE attempt = ? AND before_forward_ns IS NOT NULL LIMIT 1"
-    return bool(source.rows(sql, [attempt]))
-
-
-def is_on_device(source: Source, attempt: int) -> bool:
-    """Return True if ranks of the attempt compute on devices."""
-    sql = "SELECT 1 FROM ranks WHERE attempt = ? AND device IS NOT NULL AND device <> 'cpu' LIMIT 1"
-    return source.has("ranks") and bool(source.rows(sql, [attempt]))
 
 
 class _Placement:

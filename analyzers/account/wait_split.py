@@ -28,7 +28,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, measure_idle
-from analyzers.account.device.device_timings import device_rows, has_device_calls, is_stamped
+from analyzers.account.device.device_timings import device_rows
+from analyzers.account.device.measured_by import has_device_calls, is_stamped
 from analyzers.account.device.stalls import stall_parts
 from analyzers.account.time_classes import WAITED
 from analyzers.run.calls.snapshot import attempts

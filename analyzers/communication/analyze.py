@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.account.device.device_timings import is_stamped
 from analyzers.account.device.exposure import Exposure, measure
+from analyzers.account.device.measured_by import is_stamped
 from analyzers.account.device.trace_check import contradiction
 from analyzers.analysis import Analysis
 from analyzers.communication.bandwidth import CallClass, call_classes, latency_ms

@@ -30,7 +30,7 @@ from statistics import median
 import numpy as np
 
 from analyzers.account.bubble import StepIdle
-from analyzers.account.device.device_timings import has_device_calls, is_stamped
+from analyzers.account.device.measured_by import has_device_calls, is_stamped
 from analyzers.account.timings import load_timings
 from analyzers.account.wait_split import pipelines
 from analyzers.analysis import Analysis

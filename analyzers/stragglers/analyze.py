@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.device.device_timings import DEVICE
-from analyzers.account.timings import WHOLE_STEP, Timings, has_uncompared_gaps, load_timings
+from analyzers.account.device.measured_by import has_uncompared_gaps
+from analyzers.account.timings import WHOLE_STEP, Timings, load_timings
 from analyzers.analysis import Analysis
 from analyzers.communication.link_search import slow_links
 from analyzers.communication.slow_link import SlowLink
@@ -312,13 +313,14 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         suspect = replace(suspect, members=(worst, *suspect.members[1:]))
     cost = cost_of(source, timings, suspect)
     counters = suspect.counters if worst.by_cpu else suspect.counters.within(worst.excess_ms)
+    places = sorted(worst.phase_factors, key=lambda name: (name == "data") != (worst.cause == "data"))  # its own first
     evidence: dict[str, Any] = {
         "pattern": suspect.pattern,
         "factor_ratio": round(worst.factor, 3),
         "excess_ms": round(worst.excess_ms, 3),
         **(counters.evidence() if suspect.why else {}),  # if these values decided on the cause, they come first
-        "phase_factors_ratio": {p: _json_number(f) for p, f in worst.phase_factors.items()},
-        "phase_excess_ms": {phase: round(value, 3) for phase, value in worst.phase_excess_ms.items()},
+        "phase_factors_ratio": {p: _json_number(worst.phase_factors[p]) for p in places},
+        "phase_excess_ms": {p: round(worst.phase_excess_ms[p], 3) for p in places},
         **({"peers_wait_more_ms": round(worst.peers_wait_more_ms, 3)} if worst.peers_wait_more_ms > 0 else {}),
         **cost.evidence(),
         "steps_slow": worst.num_steps,
@@ -356,7 +358,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     if worst.has_peers:  # a rank alone in its stage is left out: other stages always wait for it
         arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)
         evidence |= arrivals.evidence()
-    has_data_spans = bool(np.nansum(timings.own["data"]) > 0)
+    has_data_spans = bool((timings.own["data"] > 0).any())
     is_a_duty = is_duty(suspect, place, has_data_spans=has_data_spans)
     return Finding(
         analyzer="straggler",

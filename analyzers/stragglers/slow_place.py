@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from analyzers.account.device.device_timings import is_stamped
+from analyzers.account.device.measured_by import is_stamped
 from analyzers.account.named_phases import KNOWN_KINDS, phase_name
 from analyzers.account.time_classes import COMPUTE_PHASES
 from analyzers.policy import SHARED

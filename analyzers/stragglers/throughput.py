@@ -23,8 +23,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.account.device.measured_by import has_host_gaps
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, TRAINING, WAITED, total
-from analyzers.account.timings import has_host_gaps
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.robust import sigma

@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.account.device.device_timings import device_rows, has_device_calls, is_stamped
+from analyzers.account.device.device_timings import device_rows
+from analyzers.account.device.measured_by import has_device_calls, is_stamped
 from analyzers.account.time_classes import NOT_MEASURED, WAITED
 from analyzers.policy import SHARED
 from analyzers.source import Ints, Source, floats, ints

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.account.device.device_timings import has_device_calls, is_stamped
+from analyzers.account.device.measured_by import has_device_calls, is_stamped
 from analyzers.account.wait_split import pipelines
 from analyzers.figures.time import schedule as figures
 from analyzers.figures.time.activity import schedule_of_step

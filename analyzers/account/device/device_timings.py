@@ -33,29 +33,13 @@ import numpy.typing as npt
 
 from analyzers.account.time_classes import COMPUTE_PHASES
 from analyzers.policy import SHARED
-from analyzers.source import Source, lacking, missing_tables
+from analyzers.source import Source
 
-__all__ = ["DEVICE", "device_rows", "has_device_calls", "is_stamped"]
+__all__ = ["DEVICE", "device_rows"]
 
 DEVICE = "device"
 """Name for own work in an unknown phase."""
 _PLACES = (*COMPUTE_PHASES, DEVICE)
-
-
-def is_stamped(source: Source, attempt: int) -> bool:
-    """Return True if steps of the attempt were stamped on their devices."""
-    if lacking(source, steps=("stamped_steps",)):
-        return False
-    return bool(source.rows("SELECT 1 FROM steps WHERE attempt = ? AND stamped_steps > 0 LIMIT 1", [attempt]))
-
-
-def has_device_calls(source: Source, attempt: int) -> bool:
-    """Return True if the attempt has calls timed on devices and no waits measured by stamps or hosts."""
-    if missing_tables(source, "nccl_groups", "collectives") or is_stamped(source, attempt):
-        return False
-    timed = "SELECT 1 FROM collectives WHERE attempt = ? AND wait_ns IS {} AND end_ns IS NOT NULL AND step IS NOT NULL"
-    has = [bool(source.rows(f"{timed.format(null)} LIMIT 1", [attempt])) for null in ("NULL", "NOT NULL")]
-    return has == [True, False]
 
 
 def device_rows(source: Source, attempt: int, *, since_step: int = 0) -> dict[str, npt.NDArray[Any]]:

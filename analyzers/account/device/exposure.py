@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.device.device_timings import is_stamped
+from analyzers.account.device.measured_by import is_stamped
 from analyzers.account.device.stalls import stall_parts
 from analyzers.account.time_classes import TRAINING, WAITED
 from analyzers.account.wait_split import split_waits

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.account.device.device_timings import is_stamped
+from analyzers.account.device.measured_by import is_stamped
 from analyzers.account.device.stalls import StallParts, stall_parts
 from analyzers.policy import SHARED
 from analyzers.profiling.captures import EVENTS, captures

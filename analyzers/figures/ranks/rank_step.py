@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.device.device_timings import device_rows, has_device_calls
+from analyzers.account.device.device_timings import device_rows
+from analyzers.account.device.measured_by import has_device_calls
 from analyzers.account.time_classes import GAPS_WORK, NOT_MEASURED, OWN_PHASES, OWN_WORK, PHASES, WAITED, own
 from analyzers.figures.drawing.sampling import sampled
 from analyzers.run.calls.snapshot import attempts

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from analyzers.account.device.device_timings import is_stamped
+from analyzers.account.device.measured_by import is_stamped
 from analyzers.account.time_classes import GAPS, OWN_PHASES, late
 from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables

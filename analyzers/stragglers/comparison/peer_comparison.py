@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from analyzers.account.timings import WHOLE_STEP, Matrix, Timings
 from analyzers.policy import SHARED
-from analyzers.robust import complete, others_median, sigma
+from analyzers.robust import others_median, sigma
 from analyzers.source import Ints
 from analyzers.stragglers.comparison.change_point import crowding, find_changes, steps_for_crowding
 from analyzers.stragglers.comparison.pauses import find_pauses
@@ -44,7 +44,6 @@ __all__ = [
     "measured",
     "num_steps_of",
     "outlasts_bursts",
-    "places_of",
     "step_growth",
     "within_step_growth",
     "without_side_effects",
@@ -106,23 +105,26 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
     for peers in timings.peers:
         if len(peers) < 2 or len(timings.steps) < timings.observations_for(SHARED.min_steps):
             continue
-        compute, data = complete(timings.compute[peers]), complete(timings.own["data"][peers])
+        compute, data = timings.compute[peers], timings.own["data"][peers]
         together = compute + data
-        whole: Matrix = np.maximum(others_median(together), 1e-3).astype(np.float32)
+        of_others = others_median(together)
+        whole: Matrix = np.maximum(of_others, 1e-3).astype(np.float32)
+        compute_excess = compute - others_median(compute)
         data_excess = np.zeros_like(data)  # stays 0 for a rank if no peer loads data as well
-        kinds: list[tuple[Cause, Ints, Matrix]] = [("compute", np.arange(len(peers)), compute)]
+        kinds: list[tuple[Cause, Ints, Matrix, Matrix]] = [("compute", np.arange(len(peers)), compute, compute_excess)]
         for loaders in (np.flatnonzero(np.isin(peers, group)) for group in timings.data_peers):
             if len(loaders) > 1:
                 data_excess[loaders] = data[loaders] - others_median(data[loaders])
-                kinds.append(("data", loaders, data[loaders]))
+                kinds.append(("data", loaders, data[loaders], data_excess[loaders]))
         ranks: dict[int, list[Straggler]] = {}
-        for cause, rows, values in kinds:
-            for row, straggler in _steady(timings, peers[rows], cause, values, (whole[rows], together[rows]), policy):
+        for cause, rows, values, excess_ms in kinds:
+            own = whole[rows], together[rows]
+            for row, straggler in _steady(timings, peers[rows], cause, (values, excess_ms), own, policy):
                 ranks.setdefault(int(rows[row]), []).append(straggler)
-        for row, straggler in _in_one_place(timings, peers, (whole, together), policy):
+        for row, straggler in _in_one_place(timings, peers, (whole, together, together - of_others), policy):
             ranks[row] = _with_place(ranks.get(row, []), straggler)
-        all_load = any(len(rows) == len(peers) for cause, rows, _ in kinds if cause == "data")
-        excess_ms = together - others_median(together) if all_load else compute - others_median(compute) + data_excess
+        all_load = any(len(rows) == len(peers) for cause, rows, *_ in kinds if cause == "data")
+        excess_ms = together - of_others if all_load else compute_excess + data_excess
         for segment in find_pauses(excess_ms / whole, policy.pauses, timings.steps):
             if not outlasts_bursts(timings, segment, policy) or _is_explained(
                 segment, excess_ms[segment.row], ranks.get(segment.row, [])
@@ -148,11 +150,16 @@ def without_side_effects(stragglers: Sequence[Straggler]) -> list[Straggler]:
 
 
 def _steady(
-    timings: Timings, ranks: Ints, cause: Cause, values: Matrix, own: tuple[Matrix, Matrix], policy: StragglerPolicy
+    timings: Timings,
+    ranks: Ints,
+    cause: Cause,
+    work: tuple[Matrix, Matrix],
+    own: tuple[Matrix, Matrix],
+    policy: StragglerPolicy,
 ) -> Iterator[tuple[int, Straggler]]:
-    """Yield (row, straggler) of ranks that are slow in most steps. `own`: all work of the peers, and of each rank."""
-    of_peers, of_rank = own
-    excess_ms = values - others_median(values)
+    """Yield (row, straggler) of ranks that are slow in most steps. `work`: the work of this cause, and its excess over
+    the peers'; `own`: all work of the peers, and of each rank."""
+    (values, excess_ms), (of_peers, of_rank) = work, own
     least = steps_for_crowding(crowding(of_rank), policy)
     by_row: dict[int, list[Segment]] = {}
     for segment in _own_segments(timings, values, excess_ms, of_peers, policy):
@@ -189,19 +196,19 @@ def _own_segments(
 
 
 def _in_one_place(
-    timings: Timings, peers: Ints, own: tuple[Matrix, Matrix], policy: StragglerPolicy
+    timings: Timings, peers: Ints, own: tuple[Matrix, Matrix, Matrix], policy: StragglerPolicy
 ) -> Iterator[tuple[int, Straggler]]:
-    """Yield (row, straggler) of ranks that are slow in one small phase or gap, above the noise of that place.
+    """Yield (row, straggler) of ranks that are slow in one small phase or gap, above the noise of that place. `own`:
+    all work of the peers, of each rank, and its excess over the peers'.
 
     Work that only moved to this place from another is not counted.
     """
-    whole, together = own
-    total_excess_ms = together - others_median(together)
+    whole, together, total_excess_ms = own
     clear = replace(policy.change, min_effect_ratio=policy.persistence.min_effect_ratio)
     least = steps_for_crowding(crowding(together), policy)
     best: dict[int, tuple[float, Straggler]] = {}
     for place in timings.places("compute"):
-        values = complete(timings.own[place][peers])
+        values = timings.own[place][peers]
         if is_large(values, together, policy):
             continue
         excess_ms = values - others_median(values)
@@ -270,7 +277,7 @@ def outlasts_bursts(
     machine it must also last for `least_steps`, because bursts make the steps long.
     """
     at = slice(segment.begin, segment.end)
-    step_s = float(np.mean(np.nanmedian(complete(timings.duration[:, at]), axis=0))) / 1e3
+    step_s = float(np.nanmean(np.nanmedian(timings.duration[:, at], axis=0))) / 1e3
     num_steps = num_steps_of(timings.steps, segment)
     return num_steps >= least_steps and num_steps * step_s >= segment.num_required * policy.burst_step_s
 
@@ -279,12 +286,6 @@ def is_significant(straggler: Straggler) -> bool:
     """Return True if the excess is a relevant part of a step."""
     share = straggler.excess_ms / max(straggler.step_ms, 1e-6)
     return straggler.excess_ms >= SHARED.min_excess_ms and share >= SHARED.min_share_ratio
-
-
-def places_of(timings: Timings, cause: Cause) -> tuple[str, ...]:
-    """Phases and gaps; the ones that belong to the cause come first."""
-    of_cause = timings.places(cause)
-    return (*of_cause, *(place for place in timings.own if place not in of_cause))
 
 
 def num_steps_of(steps: Ints, segment: Segment) -> int:
@@ -309,7 +310,7 @@ def step_growth(timings: Timings, slow: Straggler) -> Growth | None:
         begin -= 1
     if begin < timings.observations_for(SHARED.history, slice(begin)):
         return None
-    before = np.nanmedian(complete(timings.duration[:, :begin]), axis=0)
+    before = np.nanmedian(timings.duration[:, :begin], axis=0)
     typical = np.mean if slow.paused_ratio else np.median
     return Growth(ms=max(0.0, slow.step_ms - float(typical(before))), sigma_ms=sigma(before))
 
@@ -340,13 +341,13 @@ def measured(
     segments = sorted(segments, key=lambda segment: segment.begin)
     index = np.concatenate([np.arange(segment.begin, segment.end) for segment in segments])
     factors, excesses = {}, {}
-    for phase in places_of(timings, cause):
-        values = complete(timings.own[phase][np.ix_(peers, index)])
+    for phase in timings.own:
+        values = timings.own[phase][np.ix_(peers, index)]
         baseline = others_median(values)[row]
         mine, theirs = float(typical(values[row])), float(typical(baseline))
         excesses[phase] = float(typical(values[row] - baseline))
         factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
-    whole = complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in timings.own))
+    whole = np.sum([values[np.ix_(peers, index)] for values in timings.own.values()], axis=0)
     baseline = others_median(whole)[row]
     # Steps with a baseline of 0 are left out: some ranks have not yet recorded the calls of the last steps.
     if paused_ratio and (is_known := baseline > 1e-3).any():
@@ -357,9 +358,9 @@ def measured(
     # Ranks that wait for each other have equally long steps, so the median is taken. If whole steps were compared, they
     # differ, and the slowest rank determines the job's step.
     of_ranks = np.nanmax if WHOLE_STEP in timings.own else np.nanmedian
-    step_ms = float(typical(of_ranks(complete(timings.duration[np.ix_(peers, index)]), axis=0)))
+    step_ms = float(typical(of_ranks(timings.duration[np.ix_(peers, index)], axis=0)))
     gain = max(0.0, excess - max(0.0, next_slowest))
-    waits = complete(timings.wait[np.ix_(peers, index)])
+    waits = timings.wait[np.ix_(peers, index)]
     return Straggler(
         rank=int(timings.ranks[peers[row]]),
         cause=cause,

@@ -21,7 +21,7 @@ import numpy as np
 
 from analyzers.account.timings import Matrix, Timings, load_timings
 from analyzers.policy import SHARED
-from analyzers.robust import complete, others_median
+from analyzers.robust import others_median
 from analyzers.source import Source
 from analyzers.stragglers.comparison.change_point import find_changes
 from analyzers.stragglers.comparison.corroboration import some_peers
@@ -58,7 +58,7 @@ def with_cpu_segments(
     segments = tuple(replace(slow.segments[0], begin=begin, end=end, ongoing=ongoing) for begin, end, ongoing in spans)
     end, is_ongoing = segments[-1].end, segments[-1].ongoing
     if slow.ongoing and not is_ongoing:
-        wall_ms = complete(timings.compute[rows])
+        wall_ms = timings.compute[rows]
         later_ms = float(np.median((wall_ms - others_median(wall_ms))[own, end:]))
         is_ongoing = slow.by_cpu or later_ms >= SHARED.explained_ratio * slow.excess_ms
     dated = replace(slow, segments=segments, last_step=int(timings.steps[end - 1]), ongoing=is_ongoing)
@@ -85,7 +85,7 @@ def _waited_ratio(
     rows = np.flatnonzero(np.isin(timings.ranks, peers))
     own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
     excess, waited = (
-        float(np.nansum((values - others_median(values))[own]))
+        float(np.sum((values - others_median(values))[own]))
         for values in (matrix[rows][:, slice(*span)] for matrix in (timings.compute, core_waits))
     )
     return waited / excess if excess > 0 else 0.0
@@ -121,13 +121,13 @@ def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Se
     rows = np.flatnonzero(np.isin(early.ranks, peers))
     own_row = int(np.flatnonzero(early.ranks[rows] == slow.rank)[0])
     values = of_place(early, slow)[rows]
-    own, usual = values[own_row], others_median(complete(values))[own_row]
+    own, usual = values[own_row], others_median(values)[own_row]
     level = float(np.median(usual[num_before:]))
-    least = float(np.nanmedian(own[num_before:] - usual[num_before:])) / 2
+    least = float(np.median(own[num_before:] - usual[num_before:])) / 2
     before, excess = own[:num_before], own[:num_before] - usual[:num_before]
     if num_before and (
         least <= 0
-        or np.isnan(values[:, :num_before]).any()
+        or np.isnan(early.duration[rows, :num_before]).any()
         or (before < level + least).any()
         or np.mean(excess >= least) < SHARED.agreement_ratio
     ):

@@ -25,7 +25,7 @@ import numpy as np
 
 from analyzers.account.timings import Matrix, Timings
 from analyzers.policy import SHARED
-from analyzers.robust import complete, others_median, with_median_rest
+from analyzers.robust import others_median
 from analyzers.stragglers.comparison.change_point import find_changes
 from analyzers.stragglers.comparison.peer_comparison import (
     Cause,
@@ -33,7 +33,6 @@ from analyzers.stragglers.comparison.peer_comparison import (
     is_significant,
     num_steps_of,
     outlasts_bursts,
-    places_of,
     without_side_effects,
 )
 from analyzers.stragglers.comparison.persistence import Segment
@@ -49,18 +48,19 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     policy = policy or StragglerPolicy()
     if len(timings.ranks) < 2:
         return []
-    own: dict[Cause, Matrix] = {"compute": complete(timings.compute), "data": complete(timings.own["data"])}
-    single = {"compute": timings.without_peers(timings.peers), "data": timings.without_peers(timings.data_peers)}
+    own: dict[Cause, Matrix] = {"compute": timings.compute, "data": timings.own["data"]}
+    groups = {"compute": timings.peers, "data": timings.data_peers}
+    single = {cause: {int(rows[0]) for rows in groups[cause] if len(rows) == 1} for cause in own}
     whole = own["compute"] + own["data"]
     usual = _usual(whole)
     change = replace(policy.change, min_effect_ratio=policy.persistence.lone_effect_ratio)
     found: list[Straggler] = []
     compared = [(cause, "", values, whole) for cause, values in own.items()]
     for place in timings.places("compute"):  # also compare each place by itself, free of the noise of the other places
-        values = complete(timings.own[place])
-        compared.append(("compute", place, values, with_median_rest(values, whole)))
+        values = timings.own[place]
+        compared.append(("compute", place, values, _with_median_rest(values, whole)))
     for cause, place, values, noisy in compared:
-        if not len(single[cause]):
+        if not single[cause]:
             continue
         ratios = _compressed(values / usual)
         for segment in find_changes(ratios - others_median(ratios), values, noisy, change):
@@ -71,6 +71,14 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
                 if not is_known and is_significant(straggler):
                     found.append(straggler)
     return sorted(without_side_effects(found), key=lambda straggler: -straggler.excess_ms)
+
+
+def _with_median_rest(values: Matrix, total: Matrix) -> Matrix:
+    """Add to `values`, the work in one phase or gap, each rank's usual work in the rest of the step. The result has the
+    level of a whole step, but only the noise of this place. `total`: work in the whole step. Shapes (ranks, steps)."""
+    rest = np.median(total, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
+    with_rest: Matrix = values + np.maximum(rest, 0.0)
+    return with_rest
 
 
 def _grown(values: Matrix, begin: int) -> Matrix:
@@ -114,13 +122,13 @@ def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, w
     excess_ms = float(np.median(values[row, after]) - np.median(values[row, before]))
     whole_before = max(float(np.median(whole[row, before])), 1e-3)
     factors, excesses = {}, {}
-    for phase in places_of(timings, cause):
-        own = complete(timings.own[phase])[row]
+    for phase, values_of_phase in timings.own.items():
+        own = values_of_phase[row]
         was, is_now = float(np.median(own[before])), float(np.median(own[after]))
         excesses[phase] = is_now - was
         factors[phase] = is_now / was if was > 1e-3 else float("inf") if is_now > 1e-3 else 1.0
-    step_ms = float(np.median(np.nanmedian(complete(timings.duration)[:, after], axis=0)))
-    waits = np.delete(complete(timings.wait), row, axis=0)
+    step_ms = float(np.median(np.nanmedian(timings.duration[:, after], axis=0)))
+    waits = np.delete(timings.wait, row, axis=0)
     return Straggler(
         rank=int(timings.ranks[row]),
         cause=cause,

@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analyzers.account.device.device_timings import is_stamped
+from analyzers.account.device.measured_by import is_on_device, is_stamped
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, TRAINING, WAITED, own
-from analyzers.account.timings import is_on_device
 from analyzers.data.analyze import data_bound
 from analyzers.finding import Finding
 from analyzers.policy import SHARED

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from analyzers.account.timings import Matrix, Timings
 from analyzers.policy import SHARED
-from analyzers.robust import complete, difference_sigma, others_median
+from analyzers.robust import difference_sigma, others_median
 from analyzers.source import Source
 from analyzers.stragglers.comparison.arrivals import waits_ms
 from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps_of
@@ -111,8 +111,8 @@ def _place_excess(
     rows = np.flatnonzero(np.isin(timings.ranks, peers))
     values = of_place(timings, slow)[rows][:, : slow.segments[0].end]
     own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
-    is_compared = ~np.isnan(values[own]) & ~np.isnan(np.delete(values, own, axis=0)).all(axis=0)
-    values = complete(values)
+    is_known = ~np.isnan(timings.duration[rows][:, : slow.segments[0].end])
+    is_compared = is_known[own] & np.delete(is_known, own, axis=0).any(axis=0)
     excess: Matrix = values[own] - others_median(values)[own]
     if core_waits is not None:
         waits = core_waits[rows][:, : slow.segments[0].end]

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analyzers.account.device.device_timings import device_rows, has_device_calls
+from analyzers.account.device.device_timings import device_rows
+from analyzers.account.device.measured_by import has_device_calls
 from analyzers.account.timings import load_timings
 from tests.analyzers.memory_store import MemoryStore
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from analyzers.account.timings import Timings
+from analyzers.robust import complete
 from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from tests.analyzers.rank_timings import Slow, simulate
 
@@ -18,7 +19,8 @@ def _without_newest(timings: Timings, rank: int, steps: int) -> Timings:
     wait, duration = timings.wait.copy(), timings.duration.copy()
     for values in (*own.values(), wait, duration):
         values[rank, -steps:] = np.nan
-    return replace(timings, own=own, wait=wait, duration=duration)
+    own = {place: complete(values) for place, values in own.items()}
+    return replace(timings, own=own, wait=complete(wait), duration=duration)
 
 
 @pytest.mark.parametrize("late", [2, 0])
