@@ -28,7 +28,6 @@ from analyzers.communication.transfers import (
     Groups,
     Window,
     core_wait_ms,
-    core_waits,
     group_members,
     group_transfers,
     pair_transfers,
@@ -36,7 +35,7 @@ from analyzers.communication.transfers import (
 )
 from analyzers.policy import SHARED
 from analyzers.robust import others_median, sigma
-from analyzers.source import Floats, Source
+from analyzers.source import Floats, Source, missing_tables
 
 __all__ = ["Rise", "find_rise", "find_slow_rows", "slow_links"]
 
@@ -58,8 +57,11 @@ def slow_links(
 ) -> list[SlowLink]:
     """Slow links of one attempt."""
     policy = policy or SlowLinkPolicy()
+    if missing_tables(source, "collectives"):
+        return []
     members = group_members(source, attempt)
     classes = group_transfers(source, attempt, SHARED.block_steps, since_step)
+    pair_classes, pair_members = pair_transfers(source, attempt, SHARED.block_steps, since_step)
     compared: list[SlowLink] = []
     risen: list[SlowLink] = []
     for (_, op, num_bytes), groups in classes.items():
@@ -67,7 +69,7 @@ def slow_links(
             compared += _slower_than_others(op, num_bytes, groups, members, policy)
         else:
             risen += _slower_than_before(op, num_bytes, groups, members, policy)
-    pairs = _slow_pairs(source, attempt, policy, since_step)
+    pairs = _slow_pairs(pair_classes, pair_members, policy)
     pairs = [pair for pair in pairs if not _is_core_wait(source, attempt, pair, since_step, policy)]
     # A slow link of one group also slows a group of all ranks. So groups that have no others to be compared with, such
     # as the group of all ranks, are judged only if no slow link was found elsewhere.
@@ -197,9 +199,8 @@ def _without_common_rise(found: list[SlowLink], groups: Groups) -> list[SlowLink
     return found if len(links) == 1 or 2 * len(slow) < len(links) or is_one_rank else []
 
 
-def _slow_pairs(source: Source, attempt: int, policy: SlowLinkPolicy, since_step: int) -> list[SlowLink]:
+def _slow_pairs(classes: Mapping[tuple[int, bool], Groups], members: Members, policy: SlowLinkPolicy) -> list[SlowLink]:
     """Slow links between two ranks, from their messages."""
-    classes, members = pair_transfers(source, attempt, SHARED.block_steps, since_step)
     found: dict[str, SlowLink] = {}
     for (num_bytes, _), groups in classes.items():
         compared = _slower_than_others("send", num_bytes, groups, members, policy) if len(groups) > 2 else []
@@ -216,15 +217,12 @@ def _slow_pairs(source: Source, attempt: int, policy: SlowLinkPolicy, since_step
 
 def _is_core_wait(source: Source, attempt: int, link: SlowLink, since_step: int, policy: SlowLinkPolicy) -> bool:
     """Return True if waits of the ranks for cores can explain the slow transfers."""
-    if not link.has_peers:
-        step, waited_ms = core_waits(source, attempt, link.ranks, since_step)
-        before, after = waited_ms[step < link.first_step], waited_ms[step >= link.first_step]
-        if not len(before) or not len(after):
-            return False
-        return bool(np.median(after) - np.median(before) >= SHARED.explained_ratio * link.excess_ms)
     waited = core_wait_ms(source, attempt, link.ranks, link.first_step, link.last_step)
     if waited is None or waited < SHARED.explained_ratio * link.excess_ms:
         return False
+    if not link.has_peers:
+        before = core_wait_ms(source, attempt, link.ranks, since_step, link.first_step - 1)
+        return before is not None and waited - before >= SHARED.explained_ratio * link.excess_ms
     if link.excess_ms < SHARED.explained_ratio * waited:
         return True
     num_windows = (link.last_step - link.first_step + 1) // SHARED.block_steps

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from analyzers.account.device.exposure import SIZE_OF_CALL
-from analyzers.source import Floats, Ints, Source, floats, ints
+from analyzers.source import Source
 
 __all__ = [
-    "Classes", "Groups", "Window", "core_wait_ms", "core_waits", "group_members", "group_transfers", "pair_transfers",
+    "Classes", "Groups", "Window", "core_wait_ms", "group_members", "group_transfers", "pair_transfers",
     "shared_windows",
 ]  # fmt: skip
 
@@ -114,25 +114,13 @@ def shared_windows(groups: Groups) -> list[int]:
 
 
 def core_wait_ms(source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> float | None:
-    """Median time per step that one of the ranks waited for a core (ms); None if not recorded."""
+    """Median over the steps of the ranks' median wait for a core (ms); None if not recorded."""
     if not ranks:
         return None
     ((waited,),) = source.rows(
-        "SELECT median(run_delay_ns) / 1e6 FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? "
-        f"AND run_delay_ns IS NOT NULL AND rank IN ({', '.join(map(str, ranks))})",
+        "SELECT median(waited_ns) / 1e6 FROM (SELECT median(run_delay_ns) AS waited_ns FROM steps "
+        "WHERE attempt = ? AND step BETWEEN ? AND ? AND run_delay_ns IS NOT NULL "
+        f"AND rank IN ({', '.join(map(str, ranks))}) GROUP BY step)",
         [attempt, first_step, last_step],
     )
     return None if waited is None else float(waited)
-
-
-def core_waits(source: Source, attempt: int, ranks: Sequence[int], since_step: int) -> tuple[Ints, Floats]:
-    """Steps, and for each the median time that one of the ranks waited for a core (ms)."""
-    table = source.query(
-        f"""
-        SELECT step, median(run_delay_ns) / 1e6 AS waited FROM steps
-        WHERE attempt = ? AND step >= ? AND run_delay_ns IS NOT NULL AND rank IN ({", ".join(map(str, ranks)) or -1})
-        GROUP BY step ORDER BY step
-        """,
-        [attempt, since_step],
-    )
-    return ints(table["step"]), floats(table["waited"])

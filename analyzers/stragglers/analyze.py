@@ -81,10 +81,11 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
     if missing_tables(source, "steps"):
         return [_insufficient("no steps are recorded")]
     findings: list[Finding] = []
-    judged = is_whole = False
+    judged = is_whole = is_uncompared = False
     for attempt in attempts(source):
         if scope.attempt not in (None, attempt):
             continue
+        is_uncompared |= has_uncompared_gaps(source, attempt)
         timings = load_timings(source, attempt, since_step=scope.since_step, skip_first=SHARED.warm_up_steps)
         if timings is None or len(timings.ranks) < 2 or not len(timings.steps):
             continue
@@ -93,8 +94,9 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
             continue
         judged |= _can_judge(timings) and WHOLE_STEP not in timings.own
         is_whole |= WHOLE_STEP in timings.own
-        slow, suspected = slow_ranks(source, timings, policy)
-        findings += [*slow, *slow_link_findings(source, timings, policy, suspected)]
+        links = slow_links(source, attempt, policy.slow_link, since_step=int(timings.steps.min()))
+        slow, suspected = slow_ranks(source, timings, policy, links)
+        findings += [*slow, *slow_link_findings(source, timings, links, policy, suspected)]
     if not judged and not findings:
         ((world_size,),) = source.rows("SELECT count(DISTINCT rank) FROM steps")
         if world_size > 1 and is_whole:
@@ -106,8 +108,7 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
             return [_insufficient(why)]
     if scope.is_live:
         return [one for one in findings if one.evidence.get("ongoing", True) and one.status != "advice"]
-    on_device = [at for at in attempts(source) if scope.attempt in (None, at) and has_uncompared_gaps(source, at)]
-    return findings + [Finding.insufficient("straggler", "straggler", _GAPS_OF_GPUS)] * bool(on_device)
+    return findings + [Finding.insufficient("straggler", "straggler", _GAPS_OF_GPUS)] * is_uncompared
 
 
 def _slower_steps(source: Source, scope: Scope) -> list[Finding]:
@@ -124,14 +125,17 @@ def _slower_steps(source: Source, scope: Scope) -> list[Finding]:
             ]  # fmt: skip
 
 
-def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tuple[list[Finding], list[Suspect]]:
-    """Return findings and suspects for the slow ranks in the steps of `timings`, which may be a part of an attempt."""
+def slow_ranks(
+    source: Source, timings: Timings, policy: StragglerPolicy, links: Sequence[SlowLink] = ()
+) -> tuple[list[Finding], list[Suspect]]:
+    """Return findings and suspects for the slow ranks in the steps of `timings`, which may be a part of an attempt.
+    `links`: the slow links of these steps, whose ranks may only look slow."""
     slow = [*find_stragglers(timings, policy), *find_slower_than_before(timings, policy)]
     if timings.is_on_device:
         slow = [one for one in slow if not _is_host_as_peers(source, timings, one)]
     if DEVICE in timings.own:
         slow = [one for one in slow if _is_waited_for(source, timings, one)]
-        slow = _without_ends_of_links(source, timings, slow, policy)
+        slow = _without_ends_of_links(slow, links)
         slow = [one for one in slow if not any(_follows(source, timings, one, other) for other in slow)]
     found = _suspects(source, timings, without_side_effects(slow), policy)
     more_work = find_more_work(source, timings, policy)
@@ -157,7 +161,7 @@ def _is_host_as_peers(source: Source, timings: Timings, slow: Straggler) -> bool
     if slow.cause != "compute" or not slow.has_peers:
         return False
     peers = _peers_of(timings, slow)
-    side = late_side(source, timings.attempt, slow, peers)
+    side = late_side(source, timings, slow, peers)
     return side == "host" and is_late_as_peers(source, timings.attempt, slow, peers)
 
 
@@ -184,13 +188,9 @@ def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler
     return sum(waited.values()) / (last - first + 1) >= one.excess_ms
 
 
-def _without_ends_of_links(
-    source: Source, timings: Timings, slow: Sequence[Straggler], policy: StragglerPolicy
-) -> list[Straggler]:
+def _without_ends_of_links(slow: Sequence[Straggler], links: Sequence[SlowLink]) -> list[Straggler]:
     """Drop ranks that are slow only because of a slow link. On a GPU, time in which a rank waited for a transfer does
     not count as waiting for others, so it looks like own work."""
-    limits = policy.slow_link
-    links = slow_links(source, timings.attempt, limits, since_step=int(timings.steps.min())) if slow else []
     clear = [link for link in links if link.has_peers and link.factor >= SHARED.clear_factor]
 
     def is_end(one: Straggler, link: SlowLink) -> bool:
@@ -299,7 +299,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     place = worst.place()
     place = "" if place in (WHOLE_STEP, DEVICE) else place
     if worst.cause == "compute" and timings.is_on_device:
-        side = late_side(source, timings.attempt, worst, peers)
+        side = late_side(source, timings, worst, peers)
     # Own work shows no place if only collectives were recorded, nor if a host is late: once a host is no longer ahead
     # of its device, time that it spends in one phase makes it late in all phases. Then look at the host's times.
     if not place and (side == "host" or (is_lower_bound and not side)):

@@ -15,12 +15,11 @@ from dataclasses import replace
 import numpy as np
 
 from analyzers.account.timings import Timings
-from analyzers.communication.link_search import slow_links
 from analyzers.communication.network_links import slowest_link
 from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.source import Source, missing_tables
+from analyzers.source import Source
 from analyzers.stragglers.cost import cost_of_link
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.suspects import Suspect
@@ -37,15 +36,15 @@ has more tokens, is late, but its transfers are as fast as usual.
 
 
 def slow_link_findings(
-    source: Source, timings: Timings, policy: StragglerPolicy, found: Sequence[Suspect]
+    source: Source, timings: Timings, links: Sequence[SlowLink], policy: StragglerPolicy, found: Sequence[Suspect]
 ) -> list[Finding]:
-    """Report slow links of one attempt that no suspect in `found` explains."""
-    if missing_tables(source, "collectives") or len(timings.steps) < SHARED.min_steps:
+    """Report the slow links of one attempt that no suspect in `found` explains."""
+    if len(timings.steps) < SHARED.min_steps:
         return []
     step_ms = float(np.nanmedian(timings.duration))
     return [
         _finding(source, timings, _with_route(source, timings.attempt, link))
-        for link in slow_links(source, timings.attempt, policy.slow_link, since_step=int(timings.steps.min()))
+        for link in links
         if link.is_significant(step_ms)
         and _outlasts_bursts(timings, link, policy)
         and not any(_explains(suspect, link, timings) for suspect in found)

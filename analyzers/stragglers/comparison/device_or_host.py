@@ -1,6 +1,6 @@
 """Decide whether the device or the host of a slow rank on a GPU delays its calls.
 
-    late_side(source, attempt=0, slow=straggler, peers=[0, 1, 2])     # "device", "host", or "" if unknown
+    late_side(source, timings, slow=straggler, peers=[0, 1, 2])     # "device", "host", or "" if unknown
 
 With stamped steps, the side is decided by the part of the rank's excess in which its device waited for its host.
 Without stamps, one call of each slow step is examined: the one before which the rank spent the most time. If the host
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from analyzers.account.device.measured_by import is_stamped
 from analyzers.account.time_classes import GAPS, OWN_PHASES, late
+from analyzers.account.timings import Timings
 from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
 from analyzers.stragglers.comparison.corroboration import MAX_STEPS
@@ -26,9 +26,10 @@ from analyzers.stragglers.comparison.peer_comparison import Straggler
 __all__ = ["late_side"]
 
 
-def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
+def late_side(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> str:
     """Return the side that is late in most of the slow steps."""
-    if is_stamped(source, attempt):
+    attempt = timings.attempt
+    if timings.is_stamped:
         return _stamped_side(source, attempt, slow, peers)
     if missing_tables(source, "nccl_calls"):
         return ""
