@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.device.device_timings import DEVICE, device_rows
-from analyzers.account.device.measured_by import has_device_calls, has_host_gaps, is_stamped
+from analyzers.account.device.measured_by import has_device_calls, has_host_gaps, has_uncompared_gaps, is_stamped
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, OWN_PHASES, own
 from analyzers.policy import SHARED
 from analyzers.robust import complete
@@ -65,6 +65,8 @@ class Timings:
     and context-parallel groups, in which often only the first rank loads. None: same as `peers`."""
     is_stamped: bool = False
     """True if the phases were stamped on a GPU."""
+    has_uncompared_gaps: bool = False
+    """True if gaps were measured, but only on the hosts of GPUs, so that ranks cannot be compared in them."""
 
     @property
     def data_peers(self) -> tuple[Ints, ...]:
@@ -88,11 +90,14 @@ class Timings:
     @property
     def compute(self) -> Matrix:
         """Own time of all phases and gaps except data."""
-        first, *others = self.places("compute")
-        total = self.own[first].copy()
-        for place in others:
-            total += self.own[place]
+        total: Matrix = np.sum([values for place, values in self.own.items() if place != "data"], axis=0)
         return total
+
+    def has_enough_steps(self) -> bool:
+        """Check that there are enough steps to compare a rank with its peers, or with its own past if it has none."""
+        if any(len(peers) > 1 for peers in self.peers):
+            return len(self.steps) >= self.observations_for(SHARED.min_steps)
+        return len(self.steps) >= SHARED.min_steps + SHARED.history
 
     def until_all_have(self, max_lag_s: float) -> Timings:
         """Drop the newest observations in which a rank has no row yet, because rows of other nodes arrive later. A rank
@@ -114,11 +119,6 @@ class Timings:
             duration=self.duration[:, keep],
         )
 
-    def places(self, cause: str) -> tuple[str, ...]:
-        """Places of one kind of work: `data` for that cause, all others for any other cause."""
-        known = ("data",) if cause == "data" else (*COMPUTE_PHASES, *GAPS, DEVICE, WHOLE_STEP)
-        return tuple(place for place in known if place in self.own)
-
 
 def observations_for(num_steps: int, steps: Ints) -> int:
     """Number of observations that are equivalent to `num_steps` consecutive steps. If at most every second step is
@@ -138,6 +138,7 @@ def load_timings(
     A step that at most half of the ranks stamped is left out, because its ranks cannot be compared.
     """
     on_device, stamped = has_device_calls(source, attempt), is_stamped(source, attempt)
+    is_uncompared = has_uncompared_gaps(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
     places = (*OWN_PHASES, DEVICE) if on_device else (*OWN_PHASES, *gaps)
     columns = [f"CAST(coalesce({own(phase)}, 0) / 1e6 AS FLOAT) AS {phase}" for phase in OWN_PHASES]
@@ -184,6 +185,7 @@ def load_timings(
         peers=peers,
         loaders=loaders,
         is_stamped=stamped,
+        has_uncompared_gaps=is_uncompared,
     )
 
 

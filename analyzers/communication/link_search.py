@@ -27,11 +27,9 @@ from analyzers.communication.slow_link import SlowLink, join_groups, join_pairs,
 from analyzers.communication.transfers import (
     Groups,
     Window,
-    core_wait_ms,
     group_members,
     group_transfers,
     pair_transfers,
-    shared_windows,
 )
 from analyzers.policy import SHARED
 from analyzers.robust import others_median, sigma
@@ -131,7 +129,7 @@ def _slower_than_others(
     op: str, num_bytes: int, groups: Groups, members: Members, policy: SlowLinkPolicy
 ) -> list[SlowLink]:
     names = sorted(groups)
-    parts = shared_windows(groups)
+    parts = sorted(set.intersection(*map(set, groups.values())))  # windows that all groups have
     if len(names) < 2 or len(parts) < SHARED.repeats:
         return []
     transfers = np.array([[groups[name][part].transfer_ms for part in parts] for name in names])
@@ -217,16 +215,29 @@ def _slow_pairs(classes: Mapping[tuple[int, bool], Groups], members: Members, po
 
 def _is_core_wait(source: Source, attempt: int, link: SlowLink, since_step: int, policy: SlowLinkPolicy) -> bool:
     """Return True if waits of the ranks for cores can explain the slow transfers."""
-    waited = core_wait_ms(source, attempt, link.ranks, link.first_step, link.last_step)
+    waited = _core_wait_ms(source, attempt, link.ranks, link.first_step, link.last_step)
     if waited is None or waited < SHARED.explained_ratio * link.excess_ms:
         return False
     if not link.has_peers:
-        before = core_wait_ms(source, attempt, link.ranks, since_step, link.first_step - 1)
+        before = _core_wait_ms(source, attempt, link.ranks, since_step, link.first_step - 1)
         return before is not None and waited - before >= SHARED.explained_ratio * link.excess_ms
     if link.excess_ms < SHARED.explained_ratio * waited:
         return True
     num_windows = (link.last_step - link.first_step + 1) // SHARED.block_steps
     return link.factor < SHARED.clear_factor or num_windows < policy.min_windows_unsure
+
+
+def _core_wait_ms(source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> float | None:
+    """Median over the steps of the ranks' median wait for a core (ms); None if not recorded."""
+    if not ranks:
+        return None
+    ((waited,),) = source.rows(
+        "SELECT median(waited_ns) / 1e6 FROM (SELECT median(run_delay_ns) AS waited_ns FROM steps "
+        "WHERE attempt = ? AND step BETWEEN ? AND ? AND run_delay_ns IS NOT NULL "
+        f"AND rank IN ({', '.join(map(str, ranks))}) GROUP BY step)",
+        [attempt, first_step, last_step],
+    )
+    return None if waited is None else float(waited)
 
 
 def _calls_per_step(windows: Sequence[Window]) -> float:

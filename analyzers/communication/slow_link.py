@@ -19,7 +19,7 @@ import numpy as np
 
 from analyzers.communication.network_links import NetworkLink
 from analyzers.communication.policy import SlowLinkPolicy
-from analyzers.communication.transfers import Classes, Groups, Window, shared_windows
+from analyzers.communication.transfers import Classes, Groups, Window
 from analyzers.policy import SHARED
 from analyzers.robust import others_median
 from analyzers.wording import ranks_text
@@ -150,7 +150,8 @@ def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> li
     windows = next(iter(groups.values()))
     usual = np.median([window.num_calls for window in windows.values()])
     # Leave out a window with fewer than half of the usual number of calls, as the newest window may be.
-    parts = [p for p in shared_windows(groups) if _overlaps(windows[p], link) and 2 * windows[p].num_calls >= usual]
+    shared = sorted(set.intersection(*map(set, groups.values())))
+    parts = [p for p in shared if _overlaps(windows[p], link) and 2 * windows[p].num_calls >= usual]
     parts = parts[-max(SHARED.min_times, len(parts) // 2) :]
     if len(groups) < 2 or len(parts) < SHARED.repeats:
         return []

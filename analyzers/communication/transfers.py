@@ -13,15 +13,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from analyzers.account.device.exposure import SIZE_OF_CALL
 from analyzers.source import Source
 
 __all__ = [
-    "Classes", "Groups", "Window", "core_wait_ms", "group_members", "group_transfers", "pair_transfers",
-    "shared_windows",
+    "Classes", "Groups", "Window", "group_members", "group_transfers", "pair_transfers",
 ]  # fmt: skip
 
 
@@ -106,21 +104,3 @@ def group_members(source: Source, attempt: int) -> dict[str, tuple[int, ...]]:
         return {}
     sql = "SELECT DISTINCT process_group, members FROM process_groups WHERE attempt = ?"
     return {group or "": tuple(int(rank) for rank in ranks or ()) for group, ranks in source.rows(sql, [attempt])}
-
-
-def shared_windows(groups: Groups) -> list[int]:
-    """Numbers of the windows that all groups have."""
-    return sorted(set.intersection(*(set(windows) for windows in groups.values())))
-
-
-def core_wait_ms(source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> float | None:
-    """Median over the steps of the ranks' median wait for a core (ms); None if not recorded."""
-    if not ranks:
-        return None
-    ((waited,),) = source.rows(
-        "SELECT median(waited_ns) / 1e6 FROM (SELECT median(run_delay_ns) AS waited_ns FROM steps "
-        "WHERE attempt = ? AND step BETWEEN ? AND ? AND run_delay_ns IS NOT NULL "
-        f"AND rank IN ({', '.join(map(str, ranks))}) GROUP BY step)",
-        [attempt, first_step, last_step],
-    )
-    return None if waited is None else float(waited)

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.device.device_timings import DEVICE
-from analyzers.account.device.measured_by import has_uncompared_gaps
 from analyzers.account.timings import WHOLE_STEP, Timings, load_timings
 from analyzers.analysis import Analysis
 from analyzers.communication.link_search import slow_links
@@ -39,12 +38,11 @@ from analyzers.run.calls.snapshot import attempts
 from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
-from analyzers.stragglers.comparison.arrivals import load_arrivals, waits_ms
-from analyzers.stragglers.comparison.corroboration import Counters, attribute, load_counters
-from analyzers.stragglers.comparison.cpu_comparison import core_waits, find_more_work
+from analyzers.stragglers.comparison.arrivals import load_arrivals, without_late_by_others
+from analyzers.stragglers.comparison.corroboration import Counters, load_counters
+from analyzers.stragglers.comparison.cpu_comparison import find_more_work
 from analyzers.stragglers.comparison.device_comparison import load_device
-from analyzers.stragglers.comparison.device_or_host import late_side
-from analyzers.stragglers.comparison.host_lead import is_late_as_peers
+from analyzers.stragglers.comparison.device_or_host import is_late_as_peers, late_side
 from analyzers.stragglers.comparison.peer_comparison import (
     Straggler,
     find_stragglers,
@@ -53,10 +51,9 @@ from analyzers.stragglers.comparison.peer_comparison import (
 )
 from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.onsets.host_onset import with_host_onset
-from analyzers.stragglers.onsets.onset import from_first_step, to_newest_step, with_cpu_segments, without_delays
+from analyzers.stragglers.onsets.onset import with_onset
 from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
 from analyzers.stragglers.onsets.periodic_work import throughput
-from analyzers.stragglers.onsets.place_onset import with_growth, with_place_onset, with_unstamped_onset
 from analyzers.stragglers.policy import StragglerPolicy, ThroughputPolicy
 from analyzers.stragglers.slow_link_findings import slow_link_findings
 from analyzers.stragglers.slow_place import host_place, named_phase, slow_line
@@ -67,8 +64,6 @@ from probes.tape import event_kinds
 
 __all__ = ["ANALYSES", "OF_FILES", "slow_ranks", "stragglers"]
 
-FOLLOWED_STEPS = 20
-"""Newest steps in which the waits of one slow rank for another are read."""
 _GAPS_OF_GPUS = "The time between phases was not compared over ranks: on a GPU it is time of the host only."
 
 
@@ -85,14 +80,14 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
     for attempt in attempts(source):
         if scope.attempt not in (None, attempt):
             continue
-        is_uncompared |= has_uncompared_gaps(source, attempt)
         timings = load_timings(source, attempt, since_step=scope.since_step, skip_first=SHARED.warm_up_steps)
         if timings is None or len(timings.ranks) < 2 or not len(timings.steps):
             continue
+        is_uncompared |= timings.has_uncompared_gaps
         timings = timings.until_all_have(policy.node_lag_s)
         if not len(timings.steps):
             continue
-        judged |= _can_judge(timings) and WHOLE_STEP not in timings.own
+        judged |= timings.has_enough_steps() and WHOLE_STEP not in timings.own
         is_whole |= WHOLE_STEP in timings.own
         links = slow_links(source, attempt, policy.slow_link, since_step=int(timings.steps.min()))
         slow, suspected = slow_ranks(source, timings, policy, links)
@@ -134,9 +129,7 @@ def slow_ranks(
     if timings.is_on_device:
         slow = [one for one in slow if not _is_host_as_peers(source, timings, one)]
     if DEVICE in timings.own:
-        slow = [one for one in slow if _is_waited_for(source, timings, one)]
-        slow = _without_ends_of_links(slow, links)
-        slow = [one for one in slow if not any(_follows(source, timings, one, other) for other in slow)]
+        slow = without_late_by_others(source, timings.attempt, _without_ends_of_links(slow, links))
     found = _suspects(source, timings, without_side_effects(slow), policy)
     more_work = find_more_work(source, timings, policy)
     found = [one for one in found if not any(_is_part_of(one, work) for work in more_work)]
@@ -165,29 +158,6 @@ def _is_host_as_peers(source: Source, timings: Timings, slow: Straggler) -> bool
     return side == "host" and is_late_as_peers(source, timings.attempt, slow, peers)
 
 
-def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
-    """Return False if another member of its groups causes far more waiting than the rank. Calls give a lower bound of
-    waiting, so a rank that waits in many calls, as in a group with a slow link, seems to work for a part of that time.
-    """
-    if not slow.has_peers:
-        return True
-    arrivals = load_arrivals(source, timings.attempt, slow.rank, slow.first_step, slow.last_step, within_stages=True)
-    caused, most = arrivals.caused_wait_ratio, arrivals.most_caused_wait_ratio
-    return caused is None or most is None or most - caused < SHARED.minor_ratio
-
-
-def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler) -> bool:
-    """Return True if a rank's excess may be time in which it waited for a slower rank. For example, the partners of a
-    slow shard are late in their other groups. Calls give only a lower bound of waiting, so this cannot be excluded.
-    """
-    first, last = max(one.first_step, slower.first_step), min(one.last_step, slower.last_step)
-    if one.rank == slower.rank or first > last or one.excess_ms >= slower.excess_ms:
-        return False
-    first = max(first, last - FOLLOWED_STEPS)
-    waited = waits_ms(source, timings.attempt, [one.rank], slower.rank, first, last)
-    return sum(waited.values()) / (last - first + 1) >= one.excess_ms
-
-
 def _without_ends_of_links(slow: Sequence[Straggler], links: Sequence[SlowLink]) -> list[Straggler]:
     """Drop ranks that are slow only because of a slow link. On a GPU, time in which a rank waited for a transfer does
     not count as waiting for others, so it looks like own work."""
@@ -200,20 +170,19 @@ def _without_ends_of_links(slow: Sequence[Straggler], links: Sequence[SlowLink])
     return [one for one in slow if one.cause == "data" or not any(is_end(one, link) for link in clear)]
 
 
-def _can_judge(timings: Timings) -> bool:
-    """Check that there are enough steps to compare a rank with its peers, or with its own past if it has none."""
-    has_peers = any(len(peers) > 1 for peers in timings.peers)
-    if has_peers:
-        return len(timings.steps) >= timings.observations_for(SHARED.min_steps)
-    return len(timings.steps) >= SHARED.min_steps + SHARED.history
-
-
 def _suspects(source: Source, timings: Timings, slow: Sequence[Straggler], policy: StragglerPolicy) -> list[Suspect]:
     if not slow:
         return []
     counters: dict[tuple[int, str], Counters] = {(one.rank, one.cause): _counters(source, timings, one) for one in slow}
     dated = [
-        to_newest_step(timings, _with_onset(source, timings, one, counters[one.rank, one.cause], policy))
+        with_onset(
+            source,
+            timings,
+            one,
+            _peers_of(timings, one) if one.has_peers else [],
+            counters[one.rank, one.cause],
+            policy,
+        )
         for one in slow
     ]
     nodes = _nodes(source, timings.attempt)
@@ -239,29 +208,6 @@ def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
         return counters
     # Other stages do different work, but their waits for a core, paging and garbage collections show what is usual.
     return replace(counters, cpu_ms=None, cpu_ratio=None, tokens_ratio=None)
-
-
-def _with_onset(
-    source: Source, timings: Timings, slow: Straggler, counters: Counters, policy: StragglerPolicy
-) -> Straggler:
-    """Find the rank's first slow step: from its CPU time if it computes more in all of its work, otherwise from the
-    place that holds its excess."""
-    peers = _peers_of(timings, slow) if slow.has_peers else []
-    waits = None if timings.is_on_device else core_waits(source, timings, np.arange(len(timings.ranks)))
-    slow = without_delays(timings, slow, peers, waits)
-    if not timings.is_on_device and (always := from_first_step(source, timings, slow, peers)) is not slow:
-        return always
-    found = attribute(
-        counters, cause=slow.cause, excess_ms=slow.excess_ms, factor=slow.factor, policy=policy.corroboration
-    )
-    is_work = found.cause == "compute" and found.confirmed and counters.on_cpu
-    if is_work and slow.has_peers and not slow.paused_ratio and slow.place() not in GAPS:
-        dated = with_cpu_segments(source, timings, slow, peers, policy)
-        if dated is not slow:
-            return dated
-    slow = with_growth(timings, with_place_onset(timings, slow, peers, waits), peers, waits)
-    is_stamped = timings.is_stamped and peers and not slow.paused_ratio
-    return with_unstamped_onset(source, timings, slow, peers) if is_stamped else slow
 
 
 def _with_device(source: Source, timings: Timings, suspect: Suspect) -> Suspect:
@@ -296,7 +242,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     worst = suspect.worst
     is_lower_bound, side, by_host = DEVICE in timings.own, "", ""
     peers = _peers_of(timings, worst) if worst.has_peers else []
-    place = worst.place()
+    place = worst.place
     place = "" if place in (WHOLE_STEP, DEVICE) else place
     if worst.cause == "compute" and timings.is_on_device:
         side = late_side(source, timings, worst, peers)

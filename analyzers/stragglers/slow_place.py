@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,17 +24,19 @@ from analyzers.account.time_classes import COMPUTE_PHASES
 from analyzers.policy import SHARED
 from analyzers.run.calls.recorded_calls import MAX_NAME, P2P
 from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.newest_steps import NEWEST_STEPS
 from analyzers.source import Source
-from analyzers.stragglers.comparison.newest_steps import in_newest_steps
 from analyzers.stragglers.comparison.peer_comparison import Straggler
 from probes.step_clock import GAPS, PHASE_COLUMNS
 from probes.tape import event_kinds
 from probes.tape.format.schema import TABLES
 
 __all__ = [
-    "PLACE_TEXTS", "host_place", "host_places_by_step", "host_places_ms", "named_phase", "phase_text", "slow_line",
+    "PLACE_TEXTS", "host_place", "host_places_by_step", "host_places_ms", "in_newest_steps", "named_phase",
+    "phase_text", "slow_line",
 ]  # fmt: skip
 
+Read = Callable[[Source, int, Sequence[int], int, int], dict[str, float]]
 _NAMES = [column.name.removesuffix("_ns") for column in TABLES["steps"].columns]
 _GAP_BEFORE = {kind: _NAMES[columns.gap] for kind, columns in PHASE_COLUMNS.items()}
 _PLACES = (*COMPUTE_PHASES, *GAPS)
@@ -82,6 +84,19 @@ def slow_line(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
         "line_share_of_peer_ratio": newest.detail.get("peer_share_ratio"),
         "num_stack_samples": newest.integer("num_samples"),
     }
+
+
+def in_newest_steps(
+    source: Source, attempt: int, slow: Straggler, peers: Sequence[int], read: Read
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the results of `read(source, attempt, ranks, first_step, last_step)` for the rank and for its peers in its
+    newest slow steps; both are empty without peers or without spans."""
+    others = [rank for rank in peers if rank != slow.rank]
+    if not (slow.has_peers and slow.cause == "compute" and others and source.has("spans")):
+        return {}, {}
+    first = max(slow.first_step, slow.last_step - NEWEST_STEPS)
+    own, usual = (read(source, attempt, ranks, first, slow.last_step) for ranks in ([slow.rank], others))
+    return own, usual
 
 
 def host_place(

@@ -12,10 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.policy import SHARED
 from analyzers.source import Source
+from analyzers.stragglers.comparison.peer_comparison import Straggler
 
-__all__ = ["Arrivals", "LastRank", "last_ranks", "load_arrivals", "waits_ms"]
+__all__ = ["Arrivals", "LastRank", "last_ranks", "load_arrivals", "waits_ms", "without_late_by_others"]
 
+FOLLOWED_STEPS = 20
+"""Newest steps in which the waits of one slow rank for another are read."""
 ARRIVAL_STEPS = 50
 """Maximum number of the newest slow steps from which collectives are read: enough for a percentage, and fast on any
 run.
@@ -159,3 +163,32 @@ def waits_ms(
         [max(1, len(ranks)), attempt, first_step, last_step, list(ranks), culprit],
     )
     return {int(step): float(ms) for step, ms in rows}
+
+
+def without_late_by_others(source: Source, attempt: int, slow: Sequence[Straggler]) -> list[Straggler]:
+    """Drop ranks whose excess may be time in which they waited for others, where only calls show the waiting."""
+    waited_for = [one for one in slow if _is_waited_for(source, attempt, one)]
+    return [one for one in waited_for if not any(_follows(source, attempt, one, other) for other in waited_for)]
+
+
+def _is_waited_for(source: Source, attempt: int, slow: Straggler) -> bool:
+    """Return False if another member of its groups causes far more waiting than the rank. Calls give a lower bound of
+    waiting, so a rank that waits in many calls, as in a group with a slow link, seems to work for a part of that time.
+    """
+    if not slow.has_peers:
+        return True
+    arrivals = load_arrivals(source, attempt, slow.rank, slow.first_step, slow.last_step, within_stages=True)
+    caused, most = arrivals.caused_wait_ratio, arrivals.most_caused_wait_ratio
+    return caused is None or most is None or most - caused < SHARED.minor_ratio
+
+
+def _follows(source: Source, attempt: int, one: Straggler, slower: Straggler) -> bool:
+    """Return True if a rank's excess may be time in which it waited for a slower rank. For example, the partners of a
+    slow shard are late in their other groups. Calls give only a lower bound of waiting, so this cannot be excluded.
+    """
+    first, last = max(one.first_step, slower.first_step), min(one.last_step, slower.last_step)
+    if one.rank == slower.rank or first > last or one.excess_ms >= slower.excess_ms:
+        return False
+    first = max(first, last - FOLLOWED_STEPS)
+    waited = waits_ms(source, attempt, [one.rank], slower.rank, first, last)
+    return sum(waited.values()) / (last - first + 1) >= one.excess_ms

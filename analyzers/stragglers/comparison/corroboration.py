@@ -227,15 +227,15 @@ def load_counters(
         """,
         [attempt, last_step - MAX_STEPS + 1],
     )
-    of_row = ints(table["rank"])
+    of_row, read = ints(table["rank"]), {name: floats(table[name]) for name in _COLUMNS}
     is_own = of_row == rank
-    if not is_own.any() or is_own.all():
+    if len(np.unique(is_own)) < 2:  # no rows of the rank, or none of its peers
         return Counters()
     excess: dict[str, float | None] = {}
     of_rank: dict[str, float | None] = {}
     ratios: dict[str, float | None] = {}
     for name in _COLUMNS:
-        values = floats(table[name])
+        values = read[name]
         each = [_typical(values[of_row == peer], typical) for peer in ranks[1:]]
         theirs = [value for value in each if value is not None]
         mine = _typical(values[is_own], typical)
@@ -257,7 +257,7 @@ def load_counters(
         return counters
     slow_s, usual_ns, wait_ratio, num_usual = _usual_waits(source, attempt, slow, ranks, judged, means)
     if num_usual < SHARED.min_steps:
-        waits, worked = (float(np.nansum(floats(table[name])[~is_own])) for name in ("run_delay_ns", "cpu_ns"))
+        waits, worked = (float(np.nansum(read[name][~is_own])) for name in ("run_delay_ns", "cpu_ns"))
         usual_ns, wait_ratio = None, waits / worked if worked else None
     return replace(counters, usual_run_delay_ms=_ms(usual_ns), usual_core_wait_ratio=wait_ratio, slow_s=slow_s)
 

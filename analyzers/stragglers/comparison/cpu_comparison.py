@@ -27,7 +27,7 @@ from analyzers.stragglers.comparison.peer_comparison import Straggler, measured,
 from analyzers.stragglers.comparison.persistence import Segment, find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["core_waits", "cpu_times", "find_more_work", "is_crowded"]
+__all__ = ["core_waits", "cpu_excess", "cpu_times", "find_more_work", "is_crowded"]
 
 
 def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) -> list[Straggler]:
@@ -42,9 +42,9 @@ def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) ->
         lone_effect_ratio=max(limits.crowded_cpu_ratio, policy.persistence.lone_effect_ratio),
     )
     for peers in timings.peers:
-        if len(peers) < 2 or (cpu_ms := cpu_times(source, timings, peers)) is None:
+        if len(peers) < 2 or (times := cpu_excess(source, timings, peers)) is None:
             continue
-        of_others: Matrix = np.maximum(others_median(cpu_ms), 1e-3).astype(np.float32)
+        cpu_ms, of_others = times
         excess_ms, by_row = cpu_ms - of_others, dict[int, list[Segment]]()
         for segment in find_segments(cpu_ms / of_others - 1, clear, min_length=clear.min_length_ended):
             slow = measured(timings, (peers, segment.row), "compute", [segment], excess_ms)
@@ -58,8 +58,16 @@ def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) ->
             slow = measured(timings, (peers, row), "compute", segments, excess_ms)
             at = np.concatenate([np.arange(part.begin, part.end) for part in segments])
             factor = float(np.median(cpu_ms[row, at] / of_others[row, at]))
-            found.append(replace(slow, factor=factor, by_cpu=True))
+            found.append(replace(slow, factor=factor, by_cpu=True, place=""))
     return found
+
+
+def cpu_excess(source: Source, timings: Timings, rows: Ints) -> tuple[Matrix, Matrix] | None:
+    """Return the CPU time of each step and the median of the other ranks' (ms), by rank and observation; None if many
+    steps have none."""
+    if (cpu_ms := cpu_times(source, timings, rows)) is None:
+        return None
+    return cpu_ms, np.maximum(others_median(cpu_ms), 1e-3).astype(np.float32)
 
 
 def cpu_times(source: Source, timings: Timings, rows: Ints) -> Matrix | None:

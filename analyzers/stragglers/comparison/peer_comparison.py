@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,6 +44,7 @@ __all__ = [
     "measured",
     "num_steps_of",
     "outlasts_bursts",
+    "place_of",
     "step_growth",
     "within_step_growth",
     "without_side_effects",
@@ -77,25 +78,24 @@ class Straggler:
     has_peers: bool = True
     """True if compared with peers; False if the rank was compared with its own past, because no other rank has the same
     work."""
-    found_in: str = ""
-    """The only phase or gap that shows the slowness; empty if all of its work shows it."""
+    place: str = ""
+    """Phase or gap that holds nearly all of the excess; empty if none does (a rank that is slow everywhere), or if CPU
+    time was compared, which is not known by place."""
     by_cpu: bool = False
     """True if CPU time was compared; `excess_ms` and `factor` are then of CPU time."""
 
-    def place(self) -> str:
-        """Phase or gap that holds nearly all of the excess; empty if none does (a rank that is slow everywhere)."""
-        # If CPU times were compared, no place is known: only wall times are known by place, and they show no excess.
-        if self.found_in or self.by_cpu:
-            return self.found_in
-        of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
-        place = max(of_cause, key=lambda name: of_cause[name])
-        # The share is of the sum of the parts, and not of `excess_ms`, because medians do not add up.
-        least = SHARED.agreement_ratio * sum(max(0.0, v) for v in of_cause.values())
-        if of_cause[place] >= least:
-            return place
-        # In an attached loop, time before the first forward pass counts as the end of the previous step.
-        between = sum(of_cause.get(gap, 0.0) for gap in _BETWEEN_STEPS)
-        return "before_forward" if between >= least else ""
+
+def place_of(excess_ms: Mapping[str, float], cause: Cause) -> str:
+    """The phase or gap that holds nearly all of the excess of one cause; empty if none does. `excess_ms`: by place."""
+    of_cause = {p: v for p, v in excess_ms.items() if (p == "data") == (cause == "data")}
+    place = max(of_cause, key=lambda name: of_cause[name])
+    # The share is of the sum of the parts, and not of the whole excess, because medians do not add up.
+    least = SHARED.agreement_ratio * sum(max(0.0, v) for v in of_cause.values())
+    if of_cause[place] >= least:
+        return place
+    # In an attached loop, time before the first forward pass counts as the end of the previous step.
+    between = sum(of_cause.get(gap, 0.0) for gap in _BETWEEN_STEPS)
+    return "before_forward" if between >= least else ""
 
 
 def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
@@ -207,9 +207,9 @@ def _in_one_place(
     clear = replace(policy.change, min_effect_ratio=policy.persistence.min_effect_ratio)
     least = steps_for_crowding(crowding(together), policy)
     best: dict[int, tuple[float, Straggler]] = {}
-    for place in timings.places("compute"):
+    for place in timings.own:
         values = timings.own[place][peers]
-        if is_large(values, together, policy):
+        if place == "data" or is_large(values, together, policy):
             continue
         excess_ms = values - others_median(values)
         found = _own_segments(timings, values, excess_ms, whole, policy)
@@ -222,7 +222,7 @@ def _in_one_place(
                 or segment.effect <= best.get(row, (0.0,))[0]
             ):
                 continue
-            straggler = replace(measured(timings, (peers, row), "compute", [segment], excess_ms), found_in=place)
+            straggler = replace(measured(timings, (peers, row), "compute", [segment], excess_ms), place=place)
             if is_significant(straggler):
                 best[row] = (segment.effect, straggler)
     yield from ((row, straggler) for row, (_, straggler) in best.items())
@@ -248,10 +248,10 @@ def _with_place(known: list[Straggler], in_place: Straggler) -> list[Straggler]:
 
 def _placed(known: Straggler, in_place: Straggler) -> Straggler:
     """Set the place of a slow rank: the one that holds most of the excess, if the rank's other phases are too noisy."""
-    if known.cause == "data" or known.place():
+    if known.cause == "data" or known.place:
         return known
     holds_most = in_place.excess_ms >= SHARED.agreement_ratio * known.excess_ms
-    return replace(known, found_in=in_place.found_in) if holds_most else known
+    return replace(known, place=in_place.place) if holds_most else known
 
 
 def is_large(values: Matrix, together: Matrix, policy: StragglerPolicy) -> bool:
@@ -377,6 +377,7 @@ def measured(
         step_without_ms=max(step_ms - gain, step_ms * 0.01),
         phase_factors=factors,
         phase_excess_ms=excesses,
+        place=place_of(excesses, cause),
         peers_wait_more_ms=float(typical(others_median(waits)[row] - waits[row])),
         num_steps=sum(num_steps_of(timings.steps, segment) for segment in segments),
         ongoing=segments[-1].ongoing,

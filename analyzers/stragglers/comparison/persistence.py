@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from analyzers.account.timings import Matrix, observations_for
 from analyzers.policy import SHARED
-from analyzers.robust import difference_sigma, others_median, sigma
+from analyzers.robust import difference_sigma, sigma
 from analyzers.source import Ints
 from analyzers.stragglers.policy import PersistencePolicy
 
@@ -213,7 +213,7 @@ def _judge(
     if row in slow and 2 * len(slow) == num_rows:  # if half of the ranks are slow, the others all lie below the median
         apart = apart - np.median(apart)
     elif len(others) == 2:  # the slow rank is half of what each is compared with, so both lie below
-        apart = apart - others_median(apart)
+        apart = apart - apart[::-1]
     spread, dominated = _spread(apart, effect)
     sigmas = max(SHARED.outlier_sigmas, 1 + math.sqrt(2 * math.log(max(limits.num_places, 2))))
     uncertainty = math.hypot(limits.noise / math.sqrt(max(1.0, (end - begin) / limits.length)), spread)

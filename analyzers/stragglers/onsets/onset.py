@@ -1,15 +1,34 @@
-"""Onset and end of a rank that computes more than its peers, from its CPU time.
+"""Onset and end of a slow rank: by CPU time, by the one place that holds its excess, or between stamped steps.
 
-    slow = with_cpu_segments(source, timings, slow, peers=[0, 1, 2], policy)     # slow.first_step: 60 instead of 58
+    slow = with_onset(source, timings, slow, peers, counters, policy)     # slow.first_step: 60 instead of 58
 
-Other jobs delay steps in wall time. A delay right before the onset makes the onset appear earlier, and quiet steps make
-it appear later, or make the slowness appear to be over. Other jobs hardly change the CPU time of steps.
+A slow rank is detected by the wall time of all of its work. On a busy machine other jobs delay steps: a delay right
+before the onset makes the onset appear earlier, and noise may hide the first slow steps.
+
+A rank that computes more is dated by its CPU time, which other jobs hardly change (`with_cpu_segments`):
 
 1. The excess of a step is its CPU time / the peers' median - 1.
 2. It is searched like wall times: for lasting excess (`persistence`), otherwise for a smaller change (`change_point`).
 3. What is found replaces the rank's slow steps by wall time if it shares steps with them. The slowness is over only if
    the wall time of later steps also shows less than half of the excess.
-4. If the excess grew gradually, its onset is earlier (`first_rise`).
+
+Otherwise, if one phase or gap (the place) holds the excess and had none before, this place gives the onset
+(`with_place_onset`):
+
+1. The excess is the time in the place minus the peers' median, in ms, up to the segment's end. The level is the
+   median excess in the segment. If waits for a core are known, the rank's wait beyond its peers' is subtracted: other
+   jobs may delay a rank for many steps before the rank computes more, or sleeps. In this case, a rank that is slow
+   everywhere is dated by all of its computing.
+2. The onset is the observation from which the sum of (excess - level / 2) is largest, as in `persistence`. Each
+   excess is clipped to [0, level]. An observation counts for nothing if the rank or all its peers were not measured.
+3. The onset is used only if half of the level is reached by few observations before it, and by most from it to the
+   detected start. Otherwise the excess may be noise of the place.
+
+A growing excess reaches half of its level long after its onset: the onset moves to the first rise (`_first_rise`).
+
+If a GPU's steps are short, only one in N is stamped, but calls are recorded in every step. The onset lies between the
+last stamped step that was not slow and the first slow one. It is the step after which the peers always wait for the
+rank longer than the mean of their waits in both steps (`_with_unstamped_onset`).
 """
 
 from __future__ import annotations
@@ -18,20 +37,52 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
+from analyzers.account.time_classes import GAPS
 from analyzers.account.timings import Matrix, Timings, load_timings
 from analyzers.policy import SHARED
-from analyzers.robust import others_median
+from analyzers.robust import difference_sigma, others_median
 from analyzers.source import Source
+from analyzers.stragglers.comparison.arrivals import waits_ms
 from analyzers.stragglers.comparison.change_point import find_changes
-from analyzers.stragglers.comparison.corroboration import some_peers
-from analyzers.stragglers.comparison.cpu_comparison import cpu_times
+from analyzers.stragglers.comparison.corroboration import Counters, attribute, some_peers
+from analyzers.stragglers.comparison.cpu_comparison import core_waits, cpu_excess
 from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps_of
 from analyzers.stragglers.comparison.persistence import Segment, find_segments
-from analyzers.stragglers.onsets.place_onset import dated_at, first_rise, of_place
 from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["from_first_step", "to_newest_step", "with_cpu_segments", "without_delays"]
+__all__ = ["with_cpu_segments", "with_growth", "with_onset", "with_place_onset", "without_delays"]
+
+Booleans = npt.NDArray[np.bool_]
+
+
+def with_onset(
+    source: Source,
+    timings: Timings,
+    slow: Straggler,
+    peers: Sequence[int],
+    counters: Counters,
+    policy: StragglerPolicy,
+) -> Straggler:
+    """Set the first and the last slow step of a rank: from its CPU time if it computes more in all of its work,
+    otherwise from the place that holds its excess. `peers`: ranks with the same work, empty if there are none."""
+    waits = None if timings.is_on_device else core_waits(source, timings, np.arange(len(timings.ranks)))
+    slow = without_delays(timings, slow, peers, waits)
+    if not timings.is_on_device and (always := _from_first_step(source, timings, slow, peers)) is not slow:
+        return _to_newest_step(timings, always)
+    found = attribute(
+        counters, cause=slow.cause, excess_ms=slow.excess_ms, factor=slow.factor, policy=policy.corroboration
+    )
+    is_work = found.cause == "compute" and found.confirmed and counters.on_cpu
+    if is_work and slow.has_peers and not slow.paused_ratio and slow.place not in GAPS:
+        dated = with_cpu_segments(source, timings, slow, peers, policy)
+        if dated is not slow:
+            return _to_newest_step(timings, dated)
+    slow = with_growth(timings, with_place_onset(timings, slow, peers, waits), peers, waits)
+    if timings.is_stamped and peers and not slow.paused_ratio:
+        slow = _with_unstamped_onset(source, timings, slow, peers)
+    return _to_newest_step(timings, slow)
 
 
 def with_cpu_segments(
@@ -40,12 +91,10 @@ def with_cpu_segments(
     """Set the steps in which a rank is slow to those in which its CPU time exceeds its peers'; unchanged if no such
     steps are found."""
     rows = np.flatnonzero(np.isin(timings.ranks, [slow.rank, *some_peers(peers, slow.rank)]))
-    cpu_ms = cpu_times(source, timings, rows)
-    if cpu_ms is None:
+    if (found := cpu_excess(source, timings, rows)) is None:
         return slow
-    own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
-    of_others: Matrix = np.maximum(others_median(cpu_ms), 1e-3).astype(np.float32)
-    excess = cpu_ms / of_others - 1
+    cpu_ms, of_others = found
+    own, excess = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0]), cpu_ms / of_others - 1
 
     def spans_in(found: list[Segment]) -> list[tuple[int, int, bool]]:
         shared = (p for p in found if any(p.begin < one.end and one.begin < p.end for one in slow.segments))
@@ -62,7 +111,7 @@ def with_cpu_segments(
         later_ms = float(np.median((wall_ms - others_median(wall_ms))[own, end:]))
         is_ongoing = slow.by_cpu or later_ms >= SHARED.explained_ratio * slow.excess_ms
     dated = replace(slow, segments=segments, last_step=int(timings.steps[end - 1]), ongoing=is_ongoing)
-    return dated_at(timings, dated, first_rise(excess[own], segments[0].begin, np.ones(excess.shape[1], dtype=bool)))
+    return _dated_at(timings, dated, _first_rise(excess[own], segments[0].begin, np.ones(excess.shape[1], dtype=bool)))
 
 
 def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None) -> Straggler:
@@ -75,7 +124,7 @@ def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core
     if first < SHARED.agreement_ratio or second >= SHARED.explained_ratio:
         return slow
     rest = replace(slow, segments=slow.segments[1:])
-    return dated_at(timings, rest, rest.segments[0].begin)
+    return _dated_at(timings, rest, rest.segments[0].begin)
 
 
 def _waited_ratio(
@@ -91,7 +140,7 @@ def _waited_ratio(
     return waited / excess if excess > 0 else 0.0
 
 
-def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
+def _from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
     """Set the rank's onset to the first step of its attempt if no earlier step was faster. Otherwise leave it
     unchanged.
 
@@ -120,7 +169,7 @@ def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Se
     num_before = int(np.searchsorted(early.steps, timings.steps[segment.begin]))
     rows = np.flatnonzero(np.isin(early.ranks, peers))
     own_row = int(np.flatnonzero(early.ranks[rows] == slow.rank)[0])
-    values = of_place(early, slow)[rows]
+    values = _of_place(early, slow)[rows]
     own, usual = values[own_row], others_median(values)[own_row]
     level = float(np.median(usual[num_before:]))
     least = float(np.median(own[num_before:] - usual[num_before:])) / 2
@@ -133,10 +182,10 @@ def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Se
     ):
         return slow
     first = int(early.steps[0])
-    return slow if num_before == 0 else replace(dated_at(timings, slow, 0), first_step=first)
+    return slow if num_before == 0 else replace(_dated_at(timings, slow, 0), first_step=first)
 
 
-def to_newest_step(timings: Timings, slow: Straggler) -> Straggler:
+def _to_newest_step(timings: Timings, slow: Straggler) -> Straggler:
     """If the rank is slow to the end, set its last slow step to the newest step, because noise may hide the excess in
     the last steps.
     """
@@ -145,3 +194,120 @@ def to_newest_step(timings: Timings, slow: Straggler) -> Straggler:
     segments = (*slow.segments[:-1], replace(slow.segments[-1], end=len(timings.steps)))
     lengths = [num_steps_of(timings.steps, part) for part in segments]
     return replace(slow, segments=segments, last_step=int(timings.steps[-1]), num_steps=sum(lengths))
+
+
+def with_place_onset(
+    timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None
+) -> Straggler:
+    """Set the start of the rank's first segment to the step at which the time in its place rose; unchanged if no place
+    holds the excess, or if noise of the place itself hides the rise. `core_waits` in ms, by rank of `timings` and
+    observation.
+    """
+    is_everywhere = slow.place not in timings.own
+    if (is_everywhere and core_waits is None) or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
+        return slow
+    segment = slow.segments[0]
+    excess, is_compared = _place_excess(timings, slow, peers, core_waits)
+    reach = SHARED.min_steps
+    if core_waits is not None:
+        reach = max(reach, (segment.end - segment.begin) // 2)  # use at least half of the segment for the level
+    level = float(np.median(excess[segment.begin :]))
+    votes = np.where(is_compared, np.clip(excess, 0.0, level) - level / 2, 0.0)
+    latest = min(segment.begin + reach, segment.end - SHARED.trend_values)
+    begin = int(np.argmax(np.cumsum(votes[::-1])[::-1][: latest + 1])) if latest >= 0 else segment.begin
+    before, between = excess[:begin], excess[begin : segment.begin][is_compared[begin : segment.begin]]
+    if level <= 0 or len(before) < SHARED.trend_values:
+        return slow
+    if float(np.mean(before >= level / 2)) > SHARED.minor_ratio:
+        return slow
+    if len(between) and float(np.mean(between >= level / 2)) < SHARED.agreement_ratio:
+        return slow
+    return _dated_at(timings, slow, begin)
+
+
+def with_growth(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None) -> Straggler:
+    """Set the rank's onset to where its time in the place, or all its computing, first rose; see `_first_rise`."""
+    if not slow.has_peers or slow.paused_ratio or slow.by_cpu:
+        return slow
+    excess, is_compared = _place_excess(timings, slow, peers, core_waits)
+    return _dated_at(timings, slow, _first_rise(excess, slow.segments[0].begin, is_compared))
+
+
+def _first_rise(excess: Matrix, begin: int, is_compared: Booleans) -> int:
+    """The observation at which an excess began to rise, if it grew gradually to its level at observation `begin`;
+    otherwise `begin`.
+
+    An excess that grows reaches half of its final level long after its onset. The onset moves back to an earlier rise
+    as long as most of the `min_steps` observations before `begin` exceed the level before them, by `sure_sigmas` times
+    a single step's noise and by a substantial part of the excess after them.
+    """
+    reach = SHARED.min_steps
+    places = np.flatnonzero(is_compared)
+    values = excess[places]
+    onset = int(np.searchsorted(places, begin))
+    while onset - reach >= SHARED.history:
+        before = values[: onset - reach]
+        usual = float(np.median(before))
+        rise = float(np.median(values[onset - reach : onset])) - usual
+        level = float(np.median(values[onset : onset + reach])) - usual
+        if rise < max(SHARED.sure_sigmas * difference_sigma(before), SHARED.minor_ratio * level):
+            break
+        votes = np.clip(values[:onset] - usual, 0.0, rise) - rise / 2
+        gains = np.cumsum(votes[::-1])[::-1]
+        onset = SHARED.history + int(np.argmax(gains[SHARED.history :]))
+    return begin if onset >= len(places) else min(begin, int(places[onset]))
+
+
+def _place_excess(
+    timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None
+) -> tuple[Matrix, Booleans]:
+    """Return (excess over the peers in ms, whether the rank and a peer were measured), by observation up to the end of
+    the first segment, for the place that holds the rank's excess, or for all work of its cause."""
+    rows = np.flatnonzero(np.isin(timings.ranks, peers))
+    values = _of_place(timings, slow)[rows][:, : slow.segments[0].end]
+    own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
+    is_known = ~np.isnan(timings.duration[rows][:, : slow.segments[0].end])
+    is_compared = is_known[own] & np.delete(is_known, own, axis=0).any(axis=0)
+    excess: Matrix = values[own] - others_median(values)[own]
+    if core_waits is not None:
+        waits = core_waits[rows][:, : slow.segments[0].end]
+        waited = np.maximum(0.0, waits[own] - others_median(waits)[own])
+        excess -= np.minimum(waited, np.maximum(0.0, excess))
+    return excess, is_compared
+
+
+def _of_place(timings: Timings, slow: Straggler) -> Matrix:
+    """The time in the place that holds the rank's excess, or in all work of its cause."""
+    if slow.place in timings.own:
+        return timings.own[slow.place]
+    return timings.own["data"] if slow.cause == "data" else timings.compute
+
+
+def _dated_at(timings: Timings, slow: Straggler, begin: int) -> Straggler:
+    """Set the start of the rank's first segment to an observation."""
+    segments = (replace(slow.segments[0], begin=begin), *slow.segments[1:])
+    return replace(
+        slow,
+        segments=segments,
+        first_step=int(timings.steps[begin]),
+        num_steps=sum(num_steps_of(timings.steps, part) for part in segments),
+    )
+
+
+def _with_unstamped_onset(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
+    """Set the rank's onset to the step at which its peers begin to wait for it, unless every step was measured."""
+    begin = slow.segments[0].begin
+    if begin == 0 or slow.first_step != int(timings.steps[begin]) or not source.has("collectives"):
+        return slow
+    last_good, first_bad = int(timings.steps[begin - 1]), int(timings.steps[begin])
+    if first_bad - last_good <= 1:
+        return slow
+    others = [rank for rank in peers if rank != slow.rank]
+    waited = waits_ms(source, timings.attempt, others, slow.rank, last_good, first_bad)
+    halfway = (waited.get(first_bad, 0.0) + waited.get(last_good, 0.0)) / 2
+    if waited.get(first_bad, 0.0) <= halfway:
+        return slow
+    onset = first_bad
+    while onset - 1 > last_good and waited.get(onset - 1, 0.0) > halfway:
+        onset -= 1
+    return replace(slow, first_step=onset)

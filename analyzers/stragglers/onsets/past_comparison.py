@@ -33,6 +33,7 @@ from analyzers.stragglers.comparison.peer_comparison import (
     is_significant,
     num_steps_of,
     outlasts_bursts,
+    place_of,
     without_side_effects,
 )
 from analyzers.stragglers.comparison.persistence import Segment
@@ -56,9 +57,11 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     change = replace(policy.change, min_effect_ratio=policy.persistence.lone_effect_ratio)
     found: list[Straggler] = []
     compared = [(cause, "", values, whole) for cause, values in own.items()]
-    for place in timings.places("compute"):  # also compare each place by itself, free of the noise of the other places
-        values = timings.own[place]
-        compared.append(("compute", place, values, _with_median_rest(values, whole)))
+    compared += [  # also compare each place by itself, free of the noise of the other places
+        ("compute", place, values, _with_median_rest(values, whole))
+        for place, values in timings.own.items()
+        if place != "data"
+    ]
     for cause, place, values, noisy in compared:
         if not single[cause]:
             continue
@@ -66,7 +69,8 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
         for segment in find_changes(ratios - others_median(ratios), values, noisy, change):
             is_lasting = segment.row in single[cause] and outlasts_bursts(timings, segment, policy)
             if is_lasting and _is_its_own(values, whole, segment, policy):
-                straggler = replace(_measure(timings, segment, cause, values, whole), found_in=place)
+                straggler = _measure(timings, segment, cause, values, whole)
+                straggler = replace(straggler, place=place or straggler.place)
                 is_known = any(one.rank == straggler.rank and one.cause == cause for one in found)
                 if not is_known and is_significant(straggler):
                     found.append(straggler)
@@ -141,6 +145,7 @@ def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, w
         step_without_ms=max(step_ms - excess_ms, step_ms * 0.01),
         phase_factors=factors,
         phase_excess_ms=excesses,
+        place=place_of(excesses, cause),
         peers_wait_more_ms=float(np.median(_grown(waits, segment.begin))),
         num_steps=num_steps_of(timings.steps, segment),
         ongoing=True,

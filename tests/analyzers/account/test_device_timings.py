@@ -125,5 +125,5 @@ def test_waits_measured_on_the_host_take_precedence() -> None:
 def test_all_compute_of_a_device_has_one_place() -> None:
     timings = load_timings(run_of([("dp:0-1", {0: (10, 45), 1: (40, 45)})]), 0)
     assert timings is not None
-    assert timings.places("compute") == ("device",)
+    assert list(timings.own) == ["data", "device"]
     assert timings.compute.tolist() == [[70.0] * 3, [100.0] * 3]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from analyzers.stragglers.comparison.host_lead import is_late_as_peers
+from analyzers.stragglers.comparison.device_or_host import is_late_as_peers
 from analyzers.stragglers.comparison.peer_comparison import Straggler
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.plain_run import BEGIN_NS, MS

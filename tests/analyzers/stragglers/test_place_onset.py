@@ -9,7 +9,7 @@ import pytest
 
 from analyzers.account.timings import Matrix, Timings
 from analyzers.stragglers.comparison.peer_comparison import Straggler, find_stragglers
-from analyzers.stragglers.onsets.place_onset import with_growth, with_place_onset
+from analyzers.stragglers.onsets.onset import with_growth, with_place_onset
 from analyzers.stragglers.policy import StragglerPolicy
 from tests.analyzers.rank_timings import simulate
 from tests.depth import tried
@@ -69,7 +69,7 @@ def test_a_rank_that_sleeps_in_every_step_is_not_reported_as_pausing(seed: int) 
     backward: Matrix = (timings.own["backward"] * dice.uniform(0.1, 3.0, shape)).astype(np.float32)
     timings = replace(timings, own={**timings.own, "backward": backward, "before_forward": gap})
     (slow,) = found(timings)
-    assert (slow.rank, slow.place(), slow.paused_ratio) == (1, "before_forward", 0)
+    assert (slow.rank, slow.place, slow.paused_ratio) == (1, "before_forward", 0)
     dated = with_place_onset(timings, slow, [0, 1])
     assert (dated.first_step, dated.ongoing, len(dated.segments)) == (60, True, 1)
 
