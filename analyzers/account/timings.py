@@ -10,6 +10,7 @@ are in the order of execution, by each rank's own order of records, so clocks th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -46,8 +47,7 @@ FIRST_STEPS = 2
 class Timings:
     """Timings of one attempt. `steps[i]`: step number of observation i; matrices: [ranks, observations], in ms.
 
-    `duration` is NaN if a rank has no row. In all other matrices its values are then as large as those of ranks with
-    the same work, so that the rank is neither slow nor fast.
+    Where a rank has no row, its values are those of ranks with the same work, so that it is neither slow nor fast.
     """
 
     attempt: int
@@ -60,6 +60,8 @@ class Timings:
     duration: Matrix
     peers: tuple[Ints, ...]
     """Rows of ranks that compute the same: one array per pipeline stage."""
+    recorded: npt.NDArray[np.bool_] | None = None
+    """[ranks, observations]: False if the rank has no row. None: all ranks have all rows."""
     loaders: tuple[Ints, ...] | None = None
     """Rows of ranks with the same data-loading work: the same pipeline stage, and the same coordinates in the tensor-
     and context-parallel groups, in which often only the first rank loads. None: same as `peers`."""
@@ -90,8 +92,7 @@ class Timings:
     @property
     def compute(self) -> Matrix:
         """Own time of all phases and gaps except data."""
-        total: Matrix = np.sum([values for place, values in self.own.items() if place != "data"], axis=0)
-        return total
+        return functools.reduce(np.add, [values for place, values in self.own.items() if place != "data"])
 
     def has_enough_steps(self) -> bool:
         """Check that there are enough steps to compare a rank with its peers, or with its own past if it has none."""
@@ -103,12 +104,12 @@ class Timings:
         """Drop the newest observations in which a rank has no row yet, because rows of other nodes arrive later. A rank
         does not count in this if its rows end more than `max_lag_s` before the newest row.
         """
-        has_row = ~np.isnan(self.duration)
-        if has_row[:, -1].all():
+        has_row = self.recorded
+        if has_row is None or has_row[:, -1].all():
             return self
         num = len(self.steps)
         end_of_rank = np.where(has_row.any(axis=1), num - np.argmax(has_row[:, ::-1], axis=1), 0)
-        lasted_s = np.nan_to_num(np.nanmedian(self.duration, axis=0)) / 1e3
+        lasted_s = np.median(self.duration, axis=0) / 1e3
         lag_s = np.append(np.cumsum(lasted_s[::-1])[::-1], 0.0)[end_of_rank]
         keep = slice(int(end_of_rank[lag_s <= max_lag_s].min()))
         return replace(
@@ -117,6 +118,7 @@ class Timings:
             own={place: values[:, keep] for place, values in self.own.items()},
             wait=self.wait[:, keep],
             duration=self.duration[:, keep],
+            recorded=has_row[:, keep],
         )
 
 
@@ -173,6 +175,7 @@ def load_timings(
         keep = compared[compared >= num_skipped]
     peers, loaders = _peers(source, attempt, ranks)
     values = {name: place.matrix(table[name])[:, keep] for name in (*places, "wait", "duration")}
+    has_row = ~np.isnan(values["duration"])
     if on_device:  # a phase without time between its calls has unknown work, not zero work: leave it out
         places = tuple(name for name in places if name in ("data", DEVICE) or np.nansum(values[name]) > 0)
     return Timings(
@@ -181,7 +184,8 @@ def load_timings(
         steps=place.steps[keep],
         own={place: complete(values[place], peers) for place in places},
         wait=complete(values["wait"], peers),
-        duration=values["duration"],
+        duration=complete(values["duration"], peers),
+        recorded=None if has_row.all() else has_row,
         peers=peers,
         loaders=loaders,
         is_stamped=stamped,

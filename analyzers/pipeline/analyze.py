@@ -102,7 +102,7 @@ def _waits_for_a_rank(
     if found is None:
         return False
     least = 1 + SHARED.explained_ratio * (policy.excess_ratio - 1)
-    work_ns = [np.nanmedian(own_ns, axis=1) for own_ns in found[0]]
+    work_ns = [np.median(own_ns, axis=1) for own_ns in found[0]]
     return any(work[heavy] < least * np.median(np.delete(work, heavy)) for work in work_ns)
 
 
@@ -116,11 +116,11 @@ def _by_steps(
     pipelines_ns, steps = found
     third = len(steps) // 3
     parts = (slice(None, third), slice(-third, None))
-    work = [[np.nanmedian(own[:, part], axis=1).tolist() for part in parts] for own in pipelines_ns]
+    work = [[np.median(own[:, part], axis=1).tolist() for part in parts] for own in pipelines_ns]
     heavy = heaviest(work, policy)
     if heavy is None:
         return []
-    work_ns = np.nanmedian(np.concatenate(pipelines_ns, axis=1), axis=1).tolist()
+    work_ns = np.median(np.concatenate(pipelines_ns, axis=1), axis=1).tolist()
     span = (int(steps[0]), int(steps[-1]))
     return [_imbalance(attempt, heavy, [ranks[heavy] for ranks in members], work_ns, span, scope, measure)]
 

@@ -114,7 +114,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
 def _run_s(timings: Timings) -> float:
     """Time of all compared steps: a stamped step stands for all steps since the previous stamped one."""
     stands_for = np.append(1, np.maximum(np.diff(timings.steps), 1))
-    return float(np.nansum(np.nanmax(timings.duration, axis=0) * stands_for)) / 1e3
+    return float(np.sum(np.max(timings.duration, axis=0) * stands_for)) / 1e3
 
 
 def _is_lost_in_noise(growth: Growth, gain_ms: float) -> bool:

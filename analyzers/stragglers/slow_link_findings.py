@@ -41,7 +41,7 @@ def slow_link_findings(
     """Report the slow links of one attempt that no suspect in `found` explains."""
     if len(timings.steps) < SHARED.min_steps:
         return []
-    step_ms = float(np.nanmedian(timings.duration))
+    step_ms = float(np.median(timings.duration))
     return [
         _finding(source, timings, _with_route(source, timings.attempt, link))
         for link in links
@@ -62,7 +62,7 @@ def _outlasts_bursts(timings: Timings, link: SlowLink, policy: StragglerPolicy) 
     during = (timings.steps >= link.first_step) & (timings.steps <= link.last_step)
     if not during.any():
         return False
-    step_s = float(np.mean(np.nanmedian(timings.duration[:, during], axis=0))) / 1e3
+    step_s = float(np.mean(np.median(timings.duration[:, during], axis=0))) / 1e3
     return (link.last_step - link.first_step + 1) * step_s >= least_s
 
 

@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -277,7 +278,7 @@ def outlasts_bursts(
     machine it must also last for `least_steps`, because bursts make the steps long.
     """
     at = slice(segment.begin, segment.end)
-    step_s = float(np.nanmean(np.nanmedian(timings.duration[:, at], axis=0))) / 1e3
+    step_s = float(np.mean(np.median(timings.duration[:, at], axis=0))) / 1e3
     num_steps = num_steps_of(timings.steps, segment)
     return num_steps >= least_steps and num_steps * step_s >= segment.num_required * policy.burst_step_s
 
@@ -310,7 +311,7 @@ def step_growth(timings: Timings, slow: Straggler) -> Growth | None:
         begin -= 1
     if begin < timings.observations_for(SHARED.history, slice(begin)):
         return None
-    before = np.nanmedian(timings.duration[:, :begin], axis=0)
+    before = np.median(timings.duration[:, :begin], axis=0)
     typical = np.mean if slow.paused_ratio else np.median
     return Growth(ms=max(0.0, slow.step_ms - float(typical(before))), sigma_ms=sigma(before))
 
@@ -347,7 +348,7 @@ def measured(
         mine, theirs = float(typical(values[row])), float(typical(baseline))
         excesses[phase] = float(typical(values[row] - baseline))
         factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
-    whole = np.sum([values[np.ix_(peers, index)] for values in timings.own.values()], axis=0)
+    whole: Matrix = functools.reduce(np.add, [values[np.ix_(peers, index)] for values in timings.own.values()])
     baseline = others_median(whole)[row]
     # Steps with a baseline of 0 are left out: some ranks have not yet recorded the calls of the last steps.
     if paused_ratio and (is_known := baseline > 1e-3).any():
@@ -357,7 +358,7 @@ def measured(
     next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
     # Ranks that wait for each other have equally long steps, so the median is taken. If whole steps were compared, they
     # differ, and the slowest rank determines the job's step.
-    of_ranks = np.nanmax if WHOLE_STEP in timings.own else np.nanmedian
+    of_ranks = np.max if WHOLE_STEP in timings.own else np.median
     step_ms = float(typical(of_ranks(timings.duration[np.ix_(peers, index)], axis=0)))
     gain = max(0.0, excess - max(0.0, next_slowest))
     waits = timings.wait[np.ix_(peers, index)]

@@ -82,7 +82,7 @@ def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
 
 def _too_short(found: Finding, timings: Timings, policy: StragglerPolicy) -> str:
     """Reason why a rank that is slower in all of a few short steps is not named as slow."""
-    step_s = float(np.nanmedian(timings.duration)) / 1e3
+    step_s = float(np.median(timings.duration)) / 1e3
     least_s = SHARED.min_steps * policy.burst_step_s
     return (
         f"{ranks_text(found.ranks)} took {found.evidence['factor_ratio']:.2f}x as long as the others, but the "
@@ -144,8 +144,8 @@ def _timings(ranks: Sequence[Steps], *, is_device_only: bool = False) -> Timings
 def _exposed(timings: Timings) -> list[Finding]:
     if not len(timings.steps):
         return []
-    transfer_ms = float(np.median(np.nanmin(timings.wait, axis=0)))
-    step_ms = float(np.nanmedian(timings.duration))
+    transfer_ms = float(np.median(np.min(timings.wait, axis=0)))
+    step_ms = float(np.median(timings.duration))
     if step_ms <= 0 or transfer_ms < SHARED.cost_ratio * step_ms:
         return []
     return [

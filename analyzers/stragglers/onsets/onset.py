@@ -5,7 +5,7 @@
 A slow rank is detected by the wall time of all of its work. On a busy machine other jobs delay steps: a delay right
 before the onset makes the onset appear earlier, and noise may hide the first slow steps.
 
-A rank that computes more is dated by its CPU time, which other jobs hardly change (`with_cpu_segments`):
+A rank that computes more is dated by its CPU time, which other jobs hardly change (`_with_cpu_segments`):
 
 1. The excess of a step is its CPU time / the peers' median - 1.
 2. It is searched like wall times: for lasting excess (`persistence`), otherwise for a smaller change (`change_point`).
@@ -52,7 +52,7 @@ from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps
 from analyzers.stragglers.comparison.persistence import Segment, find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["with_cpu_segments", "with_growth", "with_onset", "with_place_onset", "without_delays"]
+__all__ = ["with_growth", "with_onset", "with_place_onset"]
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -68,7 +68,7 @@ def with_onset(
     """Set the first and the last slow step of a rank: from its CPU time if it computes more in all of its work,
     otherwise from the place that holds its excess. `peers`: ranks with the same work, empty if there are none."""
     waits = None if timings.is_on_device else core_waits(source, timings, np.arange(len(timings.ranks)))
-    slow = without_delays(timings, slow, peers, waits)
+    slow = _without_delays(timings, slow, peers, waits)
     if not timings.is_on_device and (always := _from_first_step(source, timings, slow, peers)) is not slow:
         return _to_newest_step(timings, always)
     found = attribute(
@@ -76,7 +76,7 @@ def with_onset(
     )
     is_work = found.cause == "compute" and found.confirmed and counters.on_cpu
     if is_work and slow.has_peers and not slow.paused_ratio and slow.place not in GAPS:
-        dated = with_cpu_segments(source, timings, slow, peers, policy)
+        dated = _with_cpu_segments(source, timings, slow, peers, policy)
         if dated is not slow:
             return _to_newest_step(timings, dated)
     slow = with_growth(timings, with_place_onset(timings, slow, peers, waits), peers, waits)
@@ -85,7 +85,7 @@ def with_onset(
     return _to_newest_step(timings, slow)
 
 
-def with_cpu_segments(
+def _with_cpu_segments(
     source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy
 ) -> Straggler:
     """Set the steps in which a rank is slow to those in which its CPU time exceeds its peers'; unchanged if no such
@@ -114,13 +114,11 @@ def with_cpu_segments(
     return _dated_at(timings, dated, _first_rise(excess[own], segments[0].begin, np.ones(excess.shape[1], dtype=bool)))
 
 
-def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None) -> Straggler:
+def _without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], waits: Matrix | None) -> Straggler:
     """Drop the first segment if it is a wait for a core and the next segment is not."""
-    if core_waits is None or not slow.has_peers or slow.cause != "compute" or len(slow.segments) < 2:
+    if waits is None or not slow.has_peers or slow.cause != "compute" or len(slow.segments) < 2:
         return slow
-    first, second = (
-        _waited_ratio(timings, slow, peers, (part.begin, part.end), core_waits) for part in slow.segments[:2]
-    )
+    first, second = (_waited_ratio(timings, slow, peers, (part.begin, part.end), waits) for part in slow.segments[:2])
     if first < SHARED.agreement_ratio or second >= SHARED.explained_ratio:
         return slow
     rest = replace(slow, segments=slow.segments[1:])
@@ -128,14 +126,14 @@ def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core
 
 
 def _waited_ratio(
-    timings: Timings, slow: Straggler, peers: Sequence[int], span: tuple[int, int], core_waits: Matrix
+    timings: Timings, slow: Straggler, peers: Sequence[int], span: tuple[int, int], waits: Matrix
 ) -> float:
     """Excess wait for a core / excess time over the peers, in these observations; 0 without an excess."""
     rows = np.flatnonzero(np.isin(timings.ranks, peers))
     own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
     excess, waited = (
         float(np.sum((values - others_median(values))[own]))
-        for values in (matrix[rows][:, slice(*span)] for matrix in (timings.compute, core_waits))
+        for values in (matrix[rows][:, slice(*span)] for matrix in (timings.compute, waits))
     )
     return waited / excess if excess > 0 else 0.0
 
@@ -176,7 +174,7 @@ def _from_first_step(source: Source, timings: Timings, slow: Straggler, peers: S
     before, excess = own[:num_before], own[:num_before] - usual[:num_before]
     if num_before and (
         least <= 0
-        or np.isnan(early.duration[rows, :num_before]).any()
+        or (early.recorded is not None and not early.recorded[rows, :num_before].all())
         or (before < level + least).any()
         or np.mean(excess >= least) < SHARED.agreement_ratio
     ):
@@ -196,20 +194,18 @@ def _to_newest_step(timings: Timings, slow: Straggler) -> Straggler:
     return replace(slow, segments=segments, last_step=int(timings.steps[-1]), num_steps=sum(lengths))
 
 
-def with_place_onset(
-    timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None
-) -> Straggler:
+def with_place_onset(timings: Timings, slow: Straggler, peers: Sequence[int], waits: Matrix | None = None) -> Straggler:
     """Set the start of the rank's first segment to the step at which the time in its place rose; unchanged if no place
-    holds the excess, or if noise of the place itself hides the rise. `core_waits` in ms, by rank of `timings` and
+    holds the excess, or if noise of the place itself hides the rise. `waits` for a core in ms, by rank of `timings` and
     observation.
     """
     is_everywhere = slow.place not in timings.own
-    if (is_everywhere and core_waits is None) or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
+    if (is_everywhere and waits is None) or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
         return slow
     segment = slow.segments[0]
-    excess, is_compared = _place_excess(timings, slow, peers, core_waits)
+    excess, is_compared = _place_excess(timings, slow, peers, waits)
     reach = SHARED.min_steps
-    if core_waits is not None:
+    if waits is not None:
         reach = max(reach, (segment.end - segment.begin) // 2)  # use at least half of the segment for the level
     level = float(np.median(excess[segment.begin :]))
     votes = np.where(is_compared, np.clip(excess, 0.0, level) - level / 2, 0.0)
@@ -225,11 +221,11 @@ def with_place_onset(
     return _dated_at(timings, slow, begin)
 
 
-def with_growth(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None) -> Straggler:
+def with_growth(timings: Timings, slow: Straggler, peers: Sequence[int], waits: Matrix | None = None) -> Straggler:
     """Set the rank's onset to where its time in the place, or all its computing, first rose; see `_first_rise`."""
     if not slow.has_peers or slow.paused_ratio or slow.by_cpu:
         return slow
-    excess, is_compared = _place_excess(timings, slow, peers, core_waits)
+    excess, is_compared = _place_excess(timings, slow, peers, waits)
     return _dated_at(timings, slow, _first_rise(excess, slow.segments[0].begin, is_compared))
 
 
@@ -259,18 +255,20 @@ def _first_rise(excess: Matrix, begin: int, is_compared: Booleans) -> int:
 
 
 def _place_excess(
-    timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None
+    timings: Timings, slow: Straggler, peers: Sequence[int], waits: Matrix | None
 ) -> tuple[Matrix, Booleans]:
     """Return (excess over the peers in ms, whether the rank and a peer were measured), by observation up to the end of
     the first segment, for the place that holds the rank's excess, or for all work of its cause."""
     rows = np.flatnonzero(np.isin(timings.ranks, peers))
     values = _of_place(timings, slow)[rows][:, : slow.segments[0].end]
     own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
-    is_known = ~np.isnan(timings.duration[rows][:, : slow.segments[0].end])
-    is_compared = is_known[own] & np.delete(is_known, own, axis=0).any(axis=0)
+    is_compared = np.ones(values.shape[1], dtype=bool)
+    if timings.recorded is not None:
+        is_known = timings.recorded[rows][:, : slow.segments[0].end]
+        is_compared = is_known[own] & np.delete(is_known, own, axis=0).any(axis=0)
     excess: Matrix = values[own] - others_median(values)[own]
-    if core_waits is not None:
-        waits = core_waits[rows][:, : slow.segments[0].end]
+    if waits is not None:
+        waits = waits[rows][:, : slow.segments[0].end]
         waited = np.maximum(0.0, waits[own] - others_median(waits)[own])
         excess -= np.minimum(waited, np.maximum(0.0, excess))
     return excess, is_compared

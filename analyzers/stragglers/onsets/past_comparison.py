@@ -131,7 +131,7 @@ def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, w
         was, is_now = float(np.median(own[before])), float(np.median(own[after]))
         excesses[phase] = is_now - was
         factors[phase] = is_now / was if was > 1e-3 else float("inf") if is_now > 1e-3 else 1.0
-    step_ms = float(np.median(np.nanmedian(timings.duration[:, after], axis=0)))
+    step_ms = float(np.median(np.median(timings.duration[:, after], axis=0)))
     waits = np.delete(timings.wait, row, axis=0)
     return Straggler(
         rank=int(timings.ranks[row]),

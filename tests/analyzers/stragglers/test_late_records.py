@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analyzers.account.timings import Timings
+from analyzers.account.timings import Matrix, Timings
 from analyzers.robust import complete
 from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from tests.analyzers.rank_timings import Slow, simulate
@@ -15,12 +15,14 @@ from tests.analyzers.rank_timings import Slow, simulate
 
 def _without_newest(timings: Timings, rank: int, steps: int) -> Timings:
     """The same before the last rows of a rank have arrived."""
-    own = {place: values.copy() for place, values in timings.own.items()}
-    wait, duration = timings.wait.copy(), timings.duration.copy()
-    for values in (*own.values(), wait, duration):
-        values[rank, -steps:] = np.nan
-    own = {place: complete(values) for place, values in own.items()}
-    return replace(timings, own=own, wait=complete(wait), duration=duration)
+    recorded = np.ones(timings.duration.shape, dtype=bool)
+    recorded[rank, -steps:] = False
+
+    def filled(values: Matrix) -> Matrix:
+        return complete(np.where(recorded, values, np.nan).astype(np.float32))
+
+    own = {place: filled(values) for place, values in timings.own.items()}
+    return replace(timings, own=own, wait=filled(timings.wait), duration=filled(timings.duration), recorded=recorded)
 
 
 @pytest.mark.parametrize("late", [2, 0])

@@ -83,7 +83,9 @@ def test_a_step_that_was_not_measured_is_no_evidence_against_an_earlier_onset(un
     late = replace(slow, segments=(replace(slow.segments[0], begin=33),), first_step=34)
     hidden = 1 if unmeasured == "own" else 0
     timings.own["optimizer"][hidden, 31:33] = timings.own["optimizer"][1 - hidden, 31:33]
-    timings.duration[hidden, 31:33] = np.nan
+    recorded = np.ones(timings.duration.shape, dtype=bool)
+    recorded[hidden, 31:33] = False
+    timings = replace(timings, recorded=recorded)
     assert with_place_onset(timings, late, [0, 1]).first_step == 31
 
 
