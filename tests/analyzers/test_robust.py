@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from analyzers.robust import difference_sigma, median_or_nan, sigma
+from analyzers.robust import complete, difference_sigma, median_or_nan, sigma
 
 
 def test_spread_of_normal_values_is_their_standard_deviation_whatever_a_few_outliers_are() -> None:
@@ -26,3 +26,12 @@ def test_empty_input_is_unknown() -> None:
     assert math.isnan(median_or_nan([]))
     assert math.isnan(sigma([]))
     assert math.isnan(difference_sigma([1.0]))
+
+
+def test_a_missing_value_is_that_of_ranks_with_the_same_work_or_the_ranks_own() -> None:
+    hole = np.nan
+    values = np.array([[1, hole, 3], [1, 2, hole], [9, 8, 9], [7, hole, 7]], dtype=np.float32)
+    filled = complete(values, [np.array([0, 1]), np.array([2]), np.array([3])])
+    assert filled.tolist() == [[1, 2, 3], [1, 2, 3], [9, 8, 9], [7, 7, 7]]
+    assert complete(values).tolist() == [[1, 5, 3], [1, 2, 7], [9, 8, 9], [7, 5, 7]]
+    assert complete(np.full((2, 1), hole, dtype=np.float32)).tolist() == [[0], [0]]
