@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,8 @@ def test_times_are_by_the_first_nodes_clock(tmp_path: Path, ahead_s: float) -> N
     assert offset_ns < S
     assert diagnosis.goodput is not None
     assert diagnosis.goodput.wall_s < 12
-    problems = diagnosis.run["file_problems"]
+    facts: Mapping[str, Any] = diagnosis.run
+    problems = facts["file_problems"]
     if not ahead_s:
         assert problems == []
         return
