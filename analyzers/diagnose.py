@@ -29,7 +29,7 @@ from analyzers.run.findings.open_findings import closed_findings, recorded_findi
 from analyzers.run.findings.past_tense import at_run_end, over
 from analyzers.run.policy import stall_policy
 from analyzers.run.records.cached_source import CachedSource
-from analyzers.run.records.file_problems import file_problems
+from analyzers.run.records.file_problems import file_problems, losses
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.verdict.run_facts import run_facts
@@ -100,9 +100,9 @@ class Diagnosis:
 
     @property
     def damaged_records(self) -> tuple[Mapping[str, str], ...]:
-        """Tape segments and `run.json` if they could not be read completely: `path` and `problem`."""
+        """Tape segments and `run.json` if records in them could not be read: `path` and `problem`."""
         facts: Mapping[str, Any] = self.run
-        return tuple(found for found in facts.get("file_problems", ()) if _RECORDED.search(found["path"]))
+        return tuple(found for found in losses(facts.get("file_problems", ())) if _RECORDED.search(found["path"]))
 
 
 def diagnose(

@@ -8,8 +8,8 @@ All members leave a collective together. The member with the shortest time in th
 is the transfer. A member that was blocked for longer waited for the late member:
 `late = max(0, wait - shortest time of a member)`. The rest is *exposed communication*. Only durations are used.
 
-If no collectives were recorded, the shortest wait of any rank in a step counts as the step's transfer. This is coarser,
-because all groups are taken together. In long runs only every k-th step is read.
+If no collectives were recorded, or records of them were lost, the shortest wait of any rank in a step counts as the
+step's transfer. This is coarser, because all groups are taken together. In long runs only every k-th step is read.
 
 If some ranks have no records, nothing is split, because the late rank may be one of them. Nothing is split in a
 pipeline either if its idle time could not be measured, because most of its waits may be this idle time.
@@ -33,7 +33,7 @@ from analyzers.account.device.measured_by import has_device_calls, is_stamped
 from analyzers.account.device.stalls import stall_parts
 from analyzers.account.time_classes import WAITED
 from analyzers.run.calls.snapshot import attempts
-from analyzers.run.records.elsewhere import ranks_without_steps
+from analyzers.run.records.elsewhere import ranks_with_lost_calls, ranks_without_steps
 from analyzers.source import READ_CALLS, READ_STEPS, Ints, Source, every_kth, floats, ints, missing_tables
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
@@ -66,10 +66,11 @@ class WaitSplit:
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
     """Ratios and times of one attempt or all attempts; empty if the run recorded no collectives and no waits."""
     where = f"step >= {int(since_step)}" + ("" if attempt is None else f" AND attempt = {int(attempt)}")
-    late = _by_calls(source, where) if source.has("collectives") else {}
-    basis = "collectives"
     numbers = attempts(source) if attempt is None else [attempt]
-    stamped, in_flight = _by_stalls(source, numbers, since_step)
+    partial = {number for number in numbers if ranks_with_lost_calls(source, number)}
+    late = _by_calls(source, where) if source.has("collectives") and not partial else {}
+    basis = "collectives"
+    stamped, in_flight = _by_stalls(source, [number for number in numbers if number not in partial], since_step)
     late |= stamped
     if not late:
         late, basis = _by_steps(source, where), "steps"
@@ -81,7 +82,7 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
     device = {
         (number, rank): shares.unsplit() if (number, rank) in unknown else shares
         for number in numbers
-        if number not in absent and has_device_calls(source, number)
+        if number not in absent and number not in partial and has_device_calls(source, number)
         for rank, shares in device_shares(source, number, since_step=since_step).items()
     }
     basis = basis if late else "durations of calls" if device.keys() - unknown else ""

@@ -31,7 +31,7 @@ from analyzers.communication.policy import CommunicationPolicy
 from analyzers.finding import Finding, evidence_of
 from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import attempts
-from analyzers.run.records.elsewhere import ranks_without_steps
+from analyzers.run.records.elsewhere import ranks_with_lost_calls, ranks_without_steps
 from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.run.records.shared_devices import devices_are_shared
 from analyzers.scope import Scope
@@ -69,6 +69,9 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
         if absent_ranks := ranks_without_steps(source, attempt):
             who = ranks_text(sorted(absent_ranks))
             return [_insufficient(f"there are no records of {who}, so waiting for them would count as transfer time")]
+        if lost := ranks_with_lost_calls(source, attempt):
+            who = ranks_text(sorted(lost))
+            return [_insufficient(f"records of calls of {who} were lost, so waiting would count as transfer time")]
         ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])
         measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + SHARED.warm_up_steps))
         if contradicted := contradiction(source, attempt):

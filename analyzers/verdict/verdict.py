@@ -17,6 +17,7 @@ from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS
 from analyzers.plugin_calls.named import MAX_IN_VERDICT, failed_plugin, first_of, folded
 from analyzers.policy import SHARED
+from analyzers.run.records.file_problems import losses
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import counted, ranks_text, recorded_ranks
 
@@ -148,7 +149,7 @@ def _checks(number: int) -> str:
 
 def _incomplete(facts: Mapping[str, Any]) -> str:
     """Sentence on record files that were lost, truncated or altered, so that their content was not judged."""
-    problems = [found for found in facts.get("file_problems") or () if str(found["path"]).startswith("tapes/")]
+    problems = [one for one in losses(facts.get("file_problems") or ()) if one["path"].startswith("tapes/")]
     if not problems:
         return ""
     first = problems[0]

@@ -41,6 +41,7 @@ __all__ = [
     "SegmentIndex",
     "check_index",
     "index_signature",
+    "indexed_extents",
     "missing_numbers",
     "retired_segments",
 ]
@@ -118,6 +119,11 @@ def check_index(root: Path, index: Path) -> Iterator[tuple[str, str]]:
         problem = "" if entry.is_retired else _problem(root, entry)
         if problem:
             yield name, problem
+
+
+def indexed_extents(index: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """{path below the run: (number of places or bytes that the index covers, places in them that were unfinished)}."""
+    return {name: (entry.extent, entry.open_places) for name, entry in _read(index)[0].items() if not entry.is_retired}
 
 
 def retired_segments(index: Path) -> dict[str, int]:

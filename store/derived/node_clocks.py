@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["LEAST_NS", "NodeClock", "node_clocks"]
+__all__ = ["CLOCK_WAS", "LEAST_NS", "NodeClock", "node_clocks"]
 
 LEAST_NS = 1_000_000_000
 FIRST_STEPS = 10
 """Number of an attempt's first steps that are compared."""
+CLOCK_WAS = "clock was"
 _NODE = re.compile(r"-node(\d+)\.duckdb$")
 _ENDS = f"""
 SELECT attempt, step, max(start_ns + duration_ns) AS end_ns FROM n{{0}}.main.steps_done JOIN (

@@ -6,7 +6,7 @@ save(connection, changes)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,23 @@ class ReadState:
             store_id=changes.store_id,
             generation=changes.generation,
         )
+
+    def holds(self, path: str, extents: Mapping[str, tuple[int, tuple[int, ...]]]) -> bool:
+        """Return True if the store has all that the index of checksums covers of a file (`indexed_extents`). Names are
+        in the rows of the records that refer to them."""
+        if path not in extents:
+            return False
+        extent, open_places = extents[path]
+        if path.endswith(".tape"):
+            known = self.segments.get(path)
+            pending = {place for place in known.pending if place < extent} if known else set()
+            return known is not None and known.next_place >= extent and pending <= {*open_places}
+        folder, _, name = path.rpartition("/")
+        if name == "events.jsonl":
+            events = self.events.get(path)
+            return events is not None and events.next_byte >= extent and not events.skipped_lines
+        tapes = [other for other in extents if other.startswith(f"{folder}/") and other.endswith(".tape")]
+        return bool(tapes) and all(self.holds(tape, extents) for tape in tapes)
 
 
 def load(connection: DuckDBPyConnection, schema: str = "main") -> ReadState:

@@ -26,17 +26,29 @@ from probes.tape.files.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain, 
 from probes.tape.format.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
 from probes.tape.format.writer import HEADER_BYTES, OPEN, segment_name
 from probes.tape.rundir import RunDir
-from probes.tape.segment_index import BLANK, INDEX_NAME, check_index, index_signature, missing_numbers, retired_segments
+from probes.tape.segment_index import (
+    BLANK,
+    INDEX_NAME,
+    check_index,
+    index_signature,
+    indexed_extents,
+    missing_numbers,
+    retired_segments,
+)
 from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import EventPosition, ReadState, SegmentPosition
 
-__all__ = ["NO_INDEX", "NewEvents", "NewRecords", "Problem", "Tail", "anchor_of"]
+__all__ = ["KEPT", "NO_INDEX", "NewEvents", "NewRecords", "Problem", "Tail", "anchor_of"]
 
 WINDOW_BYTES = 1 << 16  # a run of this many empty places is the end of the written part of a tape
 FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; one more avoids a race
 CHECKSUM = "#checksum"
 """Suffix of the path of a problem found by the node's checksum index."""
+KEPT = "; the store has them"
+"""End of a problem whose records were stored before the file lost them."""
 NO_INDEX = "is gone: the records could not be checked for loss or alteration"
+_ALTERED = ("was altered", "line ", "its ")
+"""Begins of problems that do not tell whether the store read the file before."""
 OLD_ATTEMPT_TICKS = 16  # files of earlier attempts are polled only once in this many ticks
 RETIRED_ATTEMPT_TICKS = 2  # for this many ticks after a restart, the previous attempt is still polled at each tick
 
@@ -145,6 +157,11 @@ class Tail:
         if checked is not None and checked.next_byte == signature and state.problems.get(name) != NO_INDEX:
             return
         found = {f"{path}{CHECKSUM}": problem for path, problem in check_index(self.run.path, index)}
+        if found:
+            extents = indexed_extents(index)
+            lost = {name for name, problem in found.items() if not problem.startswith(_ALTERED)}
+            stored = {name for name in lost if state.holds(name.removesuffix(CHECKSUM), extents)}
+            found |= {name: found[name] + KEPT for name in stored}
         if not signature and _was_watched(index.parent):
             found.setdefault(name, NO_INDEX)
         retired = retired_segments(index)
@@ -325,7 +342,7 @@ def _problem(segment: Segment, *, num_blank: int, seen: _Seen) -> str:
     if segment.truncated:
         problems.append("the file is shorter than its header states; the existing part was read")
     elif seen.lost_end:
-        problems.append("its last records were lost; the store has them")
+        problems.append(f"its last records were lost{KEPT}")
     if segment.damaged:
         problems.append(f"{segment.damaged} records have a damaged state")
     elif num_blank:

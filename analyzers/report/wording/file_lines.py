@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from store.derived.node_clocks import CLOCK_WAS
+
 __all__ = ["file_lines"]
 
 MAX_FILES = 10
@@ -22,7 +24,10 @@ def file_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     problems = facts.get("file_problems") or []
     # If files of other programs were judged, links and duplicate files are listed, too.
     label = "Left out" if "input" in facts else "Damaged"
-    lines = [(label, f"{found['path']}: {found['problem']}") for found in problems[:MAX_FILES]]
+    lines = [
+        ("Clock" if CLOCK_WAS in found["problem"] else label, f"{found['path']}: {found['problem']}")
+        for found in problems[:MAX_FILES]
+    ]
     if len(problems) > MAX_FILES:
         lines.append(("", f"... and {len(problems) - MAX_FILES} more files"))
     return read + lines

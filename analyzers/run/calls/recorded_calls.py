@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analyzers.run.calls.device_calls import device_places, queued_calls
+from analyzers.run.records.elsewhere import ranks_with_lost_calls
 from analyzers.source import Source, lacking
 from analyzers.wording import group_text
 
@@ -118,7 +119,7 @@ class RecordedCalls:
     queued_p2p: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """Queued p2p calls, by (rank, send or recv, peer)."""
     unnamed: frozenset[int] = frozenset()
-    """Ranks that made calls of which the names were lost."""
+    """Ranks that made calls of which the records, or the names in them, were lost."""
 
 
 def recorded_calls(source: Source, attempt: int, since_step: int | None, cut_ns: int) -> RecordedCalls:
@@ -152,7 +153,8 @@ def recorded_calls(source: Source, attempt: int, since_step: int | None, cut_ns:
     unnamed = source.rows(
         f"SELECT DISTINCT rank FROM collectives WHERE attempt = ? AND {_since(since_step)} AND {_UNNAMED}", [attempt]
     )
-    found = replace(found, unnamed=frozenset(int(rank) for (rank,) in unnamed))
+    lost = ranks_with_lost_calls(source, attempt)
+    found = replace(found, unnamed=frozenset(int(rank) for (rank,) in unnamed) | lost)
     in_flight = _in_flight(source, attempt, since_step, cut_ns, done)
     found.in_flight.update({rank: calls for rank, calls in in_flight.items() if rank not in found.unnamed})
     _keep_started(source, attempt, cut_ns, found)

@@ -3,6 +3,7 @@
     ranks_elsewhere(source, log, attempt=0, world_size=4, last_ns=view.last_ns)      # {2, 3}
     ranks_not_here(source, attempt=0)                                                # those without any step here
     ranks_without_steps(source, attempt=0)                                           # on these nodes, too
+    ranks_with_lost_calls(source, attempt=0)                                         # whose tapes are damaged
 
 A rank without records may never have started, or may be on another node. The launcher of each node records how many
 ranks it starts, and a node's ranks have consecutive numbers. A rank is elsewhere if these rules assign it to no
@@ -17,11 +18,17 @@ recorded node:
 
 from __future__ import annotations
 
+import re
+
 from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.file_problems import file_problems, losses
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
+from probes.tape.segment_index import BLANK
 
-__all__ = ["ranks_elsewhere", "ranks_not_here", "ranks_without_steps"]
+__all__ = ["ranks_elsewhere", "ranks_not_here", "ranks_with_lost_calls", "ranks_without_steps"]
+
+_CALLS = re.compile(r"tapes/attempt-(\d+)/rank-(\d+)/((collectives|nccl_calls)\.|[a-z_-]*names\.jsonl$)")
 
 
 def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
@@ -53,6 +60,14 @@ def ranks_without_steps(source: Source, attempt: int) -> frozenset[int]:
     ((world_size,),) = source.rows("SELECT max(world_size) FROM ranks WHERE attempt = ?", [attempt])
     recorded = {rank for (rank,) in source.rows("SELECT DISTINCT rank FROM steps WHERE attempt = ?", [attempt])}
     return frozenset(range(world_size or 0)) - recorded if recorded else frozenset()
+
+
+def ranks_with_lost_calls(source: Source, attempt: int) -> frozenset[int]:
+    """Ranks of which records of calls, or the names in them, were lost: without these, another member seems to come
+    last into a call, and a rank to have made fewer calls.
+    """
+    found = [_CALLS.match(one["path"]) for one in losses(file_problems(source)) if one["problem"] != BLANK]
+    return frozenset(int(match[2]) for match in found if match and int(match[1]) == attempt)
 
 
 def ranks_elsewhere(source: Source, log: EventLog, *, attempt: int, world_size: int, last_ns: int) -> frozenset[int]:

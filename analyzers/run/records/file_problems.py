@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from analyzers.source import Source
+from collections.abc import Iterable, Mapping
 
-__all__ = ["file_problems"]
+from analyzers.source import Source
+from store.ingest.tail import CHECKSUM, KEPT
+
+__all__ = ["file_problems", "losses"]
 
 
 def file_problems(source: Source) -> list[dict[str, str]]:
@@ -13,3 +16,10 @@ def file_problems(source: Source) -> list[dict[str, str]]:
         return []
     rows = source.rows("SELECT path, problem FROM ingest_problems ORDER BY path")
     return [{"path": str(path), "problem": str(problem)} for path, problem in rows]
+
+
+def losses(problems: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """The problems without those of files whose records the store has."""
+    found = list(problems)
+    kept = {one["path"].removesuffix(CHECKSUM) for one in found if one["problem"].endswith(KEPT)}
+    return [one for one in found if one["path"].removesuffix(CHECKSUM) not in kept]
