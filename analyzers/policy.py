@@ -88,8 +88,8 @@ class SharedPolicy:
     """Smallest share of time or size at which growth, or a cost that a setting could avoid, matters (ratio). Ranks that
     share cores delay each other by a few percent. Source: convention."""
     smallest_memory_bytes: int = 2 << 30
-    """Smallest planned peak judged, and smallest use beyond twice a process's own peak that shows another process
-    (bytes). Source:
+    """Smallest planned peak judged, and what a device's use beyond twice its rank's peak must exceed to show another
+    process (bytes). Source:
     on an H100, plans of 14 and 38 GiB were 3 % and 1 % too high, those of 0.6 to 1.4 GiB up to 14 % off; on an H200 a
     rank used up to 1.3 GB beyond its peak (context, kernels, NCCL's buffers), an idle device 0.7."""
     window_samples: int = 20

@@ -164,7 +164,7 @@ def _what_if() -> dict[str, Any]:
         "slowdown_by_rank_ratio": {
             "type": "object",
             "additionalProperties": ratio,
-            "description": "S_w: with all other ranks balanced; the slowest ranks",
+            "description": "S_w of the slowest ranks: with all other ranks balanced",
         },
         "worst_ranks": {"type": "array", "items": {"type": "integer"}, "description": "the worst 3 %, at least one"},
         "removed_by_worst_ranks_ratio": _share("M_W: share of the slowdown; null if almost none, or within the error"),

@@ -59,8 +59,8 @@ class StallPolicy:
     a node is lost (seconds). A standstill that began earlier has another cause, and if ranks continue for longer, no
     node was lost. Source: twice the longest pause of a `watch` on a busy machine."""
     sign_of_life_s: float = 5.0
-    """Largest usual interval between a host's readings (seconds) for which a gap still shows that its `watch` was
-    gone. Source: convention; five times the usual interval of 1 s."""
+    """A gap shows that a host's `watch` was gone only if its readings are usually at most this far apart (seconds).
+    Source: convention; five times the usual interval of 1 s."""
 
     def of_phase(self, phase: str) -> float:
         """Limit for a kind of span (seconds); 0 if the kind has no limit."""

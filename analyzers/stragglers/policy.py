@@ -59,7 +59,7 @@ class ChangePolicy:
     """Noise of one observation of a rank's whole own work above which more observations than the minimum are needed:
     proportionally more, because on a busy machine the burst of another job lasts for 10 to 20 steps."""
     lasting_noise: float = 1.8
-    """Noise of a window's mean / the value for white noise, from which disturbances last for whole windows."""
+    """Noise of a window's mean / its value for white noise, at which disturbances last for whole windows."""
     lasting_factor: int = 4
     """Number of windows that are then needed."""
     min_sigmas_few: float = 6.5

@@ -77,8 +77,8 @@ def _share(right: int, number: int) -> str:
 
 
 def _pairs(pairs: Iterable[tuple[str, str, int]]) -> str:
-    """`device_error: none (1), exit: exception (2)`."""
-    return ", ".join(f"{accepted}: {found} ({count})" for accepted, found, count in pairs)
+    """`none instead of device_error (1), exception instead of exit (2)`."""
+    return ", ".join(f"{found} instead of {accepted} ({count})" for accepted, found, count in pairs)
 
 
 def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]:
@@ -86,9 +86,9 @@ def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]
     lines = []
     if show_all and name in FIRST_MISSES:
         misses = ((accepted, found, count) for (accepted, found), count in FIRST_MISSES[name].items())
-        lines.append(f"Misses of the first scoring (accepted: verdict): {_pairs(misses)}.\n")
+        lines.append(f"Misses of the first scoring: {_pairs(misses)}.\n")
     if others := [pair for pair in confusion(results) if pair[0] != pair[1]]:
-        lines.append(f"Not right today (accepted cause: cause in the verdict): {_pairs(others)}.")
+        lines.append(f"Not right today: {_pairs(others)}.")
     for result in results:
         if show_all or result.outcome != "right":
             lines.append(

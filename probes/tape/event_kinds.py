@@ -89,8 +89,8 @@ THREAD_EXCEPTION = _kind("thread_exception", *_ERROR, _text("thread", "its name"
                          meaning="An exception ended a thread other than the loop's; the rank went on.")
 MEMORY_SNAPSHOT = _kind(
     "memory_snapshot", _text("path", "in the run's folder"), _int("bytes", unit="By"), _int("device", "index on CUDA"),
-    _int("reserved_bytes", unit="By"), _int("allocated_bytes", "of these, given to tensors", unit="By"),
-    _int("unused_bytes", "of these, not allocated at the failure", unit="By"), _int("requested_bytes", unit="By"),
+    _int("reserved_bytes", unit="By"), _int("allocated_bytes", "of these, in tensors", unit="By"),
+    _int("unused_bytes", "the rest, at the failure", unit="By"), _int("requested_bytes", unit="By"),
     _int("device_free_bytes", unit="By"), _text("asked_at", "line of the request, or empty"), _bool("has_stacks"),
     _json("sites", "memory in use by line: at, bytes, blocks"),
     _bool("is_at_failure", "taken when the allocation failed, not when the rank ended"),
@@ -158,7 +158,7 @@ PEER_COPY = _kind(
     meaning="State of the copy that a rank keeps in another node's memory.",
 )
 RESUME_DIFFERS = _kind(
-    "resume_differs", _json("parts", "of parameters, optimizer, rng, data"),
+    "resume_differs", _json("parts", "that differ: parameters, optimizer, rng, data"),
     by="rank, after loading", meaning="The loaded state differs from the saved state.",
 )
 PREEMPTED = _kind(
@@ -241,7 +241,7 @@ ATTEMPT_STARTED = _kind(
 RANK_EXIT = _kind(
     "rank_exit",
     _int("exit_rank"), _PID, _EXIT_CODE, _text("signal", "name or null"),
-    _text("out_of_memory", "exhausted memory, or null"), _text("message"),
+    _text("out_of_memory", "which memory was exhausted, or null"), _text("message"),
     _bool("blamed", "counts against its device and node"),
     by="launcher", meaning="A rank's process ended by itself.",
 )
@@ -273,7 +273,8 @@ RANK_STATE = _kind(
     by="watch, on a change", meaning="State of a rank's process.",
 )
 SILENT_WORK = _kind(
-    "silent_work", _ranks("ranks", "at work"), _ranks("idle_ranks", "the others"), _float("cores", "with children"),
+    "silent_work", _ranks("ranks", "at work"), _ranks("idle_ranks", "the others"),
+    _float("cores", "in use, by children too"),
     by="watch, on a change and every 30 s of a silence", meaning="Ranks record nothing, but compute or read files.",
 )
 STACKS = _kind(

@@ -34,7 +34,7 @@ def fleet(
         typer.Option("--exclude", help="Print only the suspicious hosts, for a scheduler.", metavar="slurm|kubernetes"),
     ] = "",
 ) -> None:
-    """Rank hosts and devices over many runs: hours, incidents by kind, and which have more than chance explains.
+    """Compare hosts and devices over many runs: hours, incidents by kind, and which have more than chance explains.
 
     Runs of the same configuration are compared in order of start: when did their speed change permanently, and which
     versions changed at the same time? A finished run is diagnosed once and cached in RUNS_DIR/.fleet. Intervals cover

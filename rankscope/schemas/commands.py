@@ -194,7 +194,7 @@ def _or_unknown() -> dict[str, Any]:
 def _export() -> dict[str, Any]:
     return any_of(
         obj(path=STRING, step=INTEGER, num_parameters=_COUNT, num_tensors=_COUNT, bytes=_COUNT,
-            newest_confirmed_step=or_null(INTEGER, "null: later steps confirm this checkpoint")),
+            newest_confirmed_step=or_null(INTEGER, "newest checkpoint followed by healthy steps, if an older one")),
         obj(path=STRING, events=_COUNT, bytes=_COUNT),
         obj(path=STRING, rows=_COUNT, files=_COUNT, bytes=_COUNT),
         obj(path=STRING, steps=_COUNT, findings=_COUNT),

@@ -80,7 +80,7 @@ class TrainConfig(Section):
     global_batch_size: int = Field(default=16, ge=1)
     """Sequences per step, over all ranks."""
     micro_batch_size: int = Field(default=0, ge=0)
-    """Sequences of one forward pass on a rank; 0 = the rank's whole share, in a pipeline divided by 2 `parallel.pp`."""
+    """Sequences of one forward pass on a rank; 0 = the rank's share, in a pipeline divided by 2 x `parallel.pp`."""
     eval_interval: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 = never."""
     eval_batches: int = Field(default=8, ge=1)
@@ -170,7 +170,7 @@ class ProbesConfig(Section):
     """Steps between comparisons of parameters and optimizer state over replicas, in addition to the comparison at every
     copy; 0 = never."""
     chain_interval: int = Field(default=0, ge=0)
-    """Steps between checks of whether state without enough replicas changed between two optimizer steps; 0 = never."""
+    """Steps between checks that only the optimizer changed state with fewer than three replicas; 0 = never."""
     sample_stacks: bool = shared_default(ProbesSettings, "sample_stacks")
     """While a rank is slow, take about twenty Python stacks of it and of one peer, to report the line of code."""
     sync_s: float = shared_default(ProbesSettings, "sync_s")

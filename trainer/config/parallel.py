@@ -25,8 +25,7 @@ class ParallelConfig(Section):
     """With cp: each rank gathers the keys and values of the whole sequence, or ranks pass them around piece by
     piece."""
     ep: int = Field(default=1, ge=1)
-    """Ranks that share each layer's experts, together with `tp` (expert parallel). Each rank reads different
-    sequences."""
+    """Expert parallel: `ep` x `tp` ranks share each layer's experts; ranks along `ep` read different sequences."""
     pp: int = Field(default=1, ge=1)
     """Pipeline ranks; each holds some of the layers."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"] = "1f1b"
