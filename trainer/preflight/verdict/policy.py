@@ -23,8 +23,8 @@ class PreflightPolicy:
     half_speed_ratio: float = 0.5
     """A link fails the check if its bandwidth over the median of all is below this, and any reading below this share of
     the lower quartile is reported, whatever the spread. Source: half of the lanes or one of two rails is gone.
-    Measured: on a shared host the clocks of processors change by a quarter for seconds, which hid a processor at a third of
-    its speed."""
+    Measured: on a shared host the clocks of processors change by a quarter for seconds, which hid a processor at a
+    third of its speed."""
     least_latency_s: float = 100e-6
     """Smallest excess of a latency over the median that is reported (seconds). Source: interrupts and scheduling of a
     host take this long."""
