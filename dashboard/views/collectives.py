@@ -85,12 +85,15 @@ def collectives(view: View) -> None:
     else:
         empty_state("Waits in calls were not measured.", "On GPUs the time of a call on the device includes its waits.")
     st.subheader("Bandwidth", anchor=False)
-    chart(figures.draw, calls, key="collectives-bandwidth", what="Bus bandwidth by size of the call")
-    st.caption(
-        "Finished calls only. Transfer time is measured on the last member to arrive, which does not wait."
-        + (" A larger dot means more waiting." if has_waits else "")
-    )
     bus_gb_per_s = floats(calls["bus_gb_per_s"])
+    if (bus_gb_per_s > 0).any():
+        chart(figures.draw, calls, key="collectives-bandwidth", what="Bus bandwidth by size of the call")
+        st.caption(
+            "Finished calls only. Transfer time is measured on the last member to arrive, which does not wait."
+            + (" A larger dot means more waiting." if has_waits else "")
+        )
+    else:
+        empty_state("No bandwidth was measured.", "It needs finished collectives of at least two ranks.")
     unit, scale = rate_unit(float(np.max(bus_gb_per_s, initial=0.0, where=np.isfinite(bus_gb_per_s))))
     aggregates = view.ask(load_aggregates)
     if aggregates:

@@ -8,6 +8,7 @@ from typing import Any
 
 import streamlit as st
 
+from analyzers import wording
 from analyzers.fleet.exclude_list import FORMS, exclude_list
 from analyzers.fleet.fleet import COUNTED, Fleet, Member
 from analyzers.fleet.speed_changes import ConfigurationSpeed
@@ -76,10 +77,10 @@ def _draw(found: Fleet) -> None:
     tiles(
         [
             ("Runs", f"{found.num_runs:,}", None, None),
-            ("Hours", f"{found.hours:,.1f}", None, "From the first record of a run to its last, over all runs."),
+            ("Hours", wording.number(found.hours), None, "From the first record of a run to its last, over all runs."),
             ("Hosts", f"{len(found.hosts):,}", None, None),
             ("Devices", f"{len(found.devices):,}", None, "Devices with a UUID, which ranks on GPUs record."),
-            ("Hours between failures", f"{found.mtbf_h:,.1f}" if found.mtbf_h else "no failure", None, None),
+            ("Hours between failures", wording.number(found.mtbf_h) if found.mtbf_h else "no failure", None, None),
         ],
         key="fleet",
     )  # fmt: skip
@@ -162,7 +163,7 @@ def _row(number: int, member: Member) -> dict[str, Any]:
     return {
         "#": number, "name": member.name, **({"host": member.host} if member.host != member.name else {}),
         "suspicious": "yes" if member.is_suspicious else "",
-        "runs": member.runs, "hours": round(member.hours, 1), "runs with trouble": member.bad_runs,
+        "runs": member.runs, "hours": float(f"{member.hours:.3g}"), "runs with trouble": member.bad_runs,
         "per 1,000 h": float(f"{1e3 * rate.mean_per_h:.3g}"),
         "from": float(f"{1e3 * rate.low_per_h:.3g}"), "to": float(f"{1e3 * rate.high_per_h:.3g}"),
         "chance": f"{member.chance:.2g}",

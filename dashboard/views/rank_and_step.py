@@ -42,11 +42,14 @@ def load_stack(source: Source, stacks_dir: str, rank: int, step: int) -> tuple[i
     return next(((attempt, frames) for attempt, frames in found if frames), (max(attempts, default=0), []))
 
 
-def rank_and_step(view: View) -> None:
-    """Draw the time account, calls, events, log lines and stack of one rank in one step, or how to select one."""
+def rank_and_step(view: View, *, has_cells: bool) -> None:
+    """Draw the time account, calls, events, log lines and stack of one rank in one step. If none is selected, say how
+    to select one, if there are cells to click.
+    """
     rank, step = _number("rank"), _number("step")
     if rank is None or step is None:
-        st.caption("Click a cell to see that rank in that step: its account, calls, events, log lines and stack.")
+        if has_cells:
+            st.caption("Click a cell to see that rank in that step: its account, calls, events, log lines and stack.")
         return
     with st.container(border=True, key="rank-and-step"):
         with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):

@@ -66,7 +66,8 @@ def ranks(view: View) -> None:
     matrix = _matrix(view, measure, is_excess)
     if matrix is None:
         return
-    if matrix.values.size and np.isfinite(matrix.values).any():
+    has_cells = bool(matrix.values.size and np.isfinite(matrix.values).any())
+    if has_cells:
         diagnosis = view.diagnosis()
         marks = heatmap.marks_of(diagnosis.fired if diagnosis is not None else ())
         clicked = chart(
@@ -82,7 +83,7 @@ def ranks(view: View) -> None:
         empty_state(f"No rank has a peer to compare {measure} with.", "Choose `as recorded`.")
     else:
         empty_state(f"No {measure} was recorded in this run.")
-    rank_and_step(view)
+    rank_and_step(view, has_cells=has_cells)
     data = view.ask(load_ranks)
     if data is None:
         return
@@ -164,6 +165,9 @@ def _mesh(data: dict[str, Any]) -> None:
     places, ranking = data["places"], data["ranking"]
     sizes = {name: len(np.unique(places[name])) for name in mesh.DIMENSIONS if len(places[name])}
     found = [name for name, size in sizes.items() if size > 1]
+    if len(ranking["rank"]) == 1:
+        empty_state("There is only one rank.")
+        return
     if not found:
         empty_state("All ranks have the same coordinates in the mesh, or they were not recorded.")
         return

@@ -138,6 +138,7 @@ def _print_members(title: str, members: tuple[Member, ...]) -> None:
     from rich.table import Table
 
     from analyzers.kinds import title_of
+    from analyzers.wording import number
     from probes.tape.redaction.printable import visible
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -150,7 +151,7 @@ def _print_members(title: str, members: tuple[Member, ...]) -> None:
         kinds = ", ".join(f"{title_of(kind).lower()} {count}" for kind, count in member.kinds.items())
         name = member.name if title == "host" else f"{member.name} on {member.host}"
         table.add_row(
-            visible(name), str(member.runs), f"{member.hours:,.1f}", str(member.bad_runs), per_kh, kinds,
+            visible(name), str(member.runs), number(member.hours), str(member.bad_runs), per_kh, kinds,
             "suspicious" if member.is_suspicious else "",
         )  # fmt: skip
     console().print(table, markup=False)

@@ -37,6 +37,8 @@ def test_hosts_of_two_runs_with_their_incidents(tmp_path: Path) -> None:
     )  # fmt: skip
     assert host["from"] < host["per 1,000 h"] < host["to"]
     text = shown(app)
+    assert host["hours"] > 0, "a run of a second has taken time"
+    assert "Hours between failures: 0.000" in text
     assert "No host or device has more trouble than chance explains." in text
     assert not app.code, "nothing to copy where no host stands out"
 

@@ -39,6 +39,22 @@ def test_the_page_of_ranks_offers_every_phase(tmp_path: Path) -> None:
     wait_for(lambda: "Slowest first" in shown(app) or app.run() is None, "the ranking", deadline_s=60)
 
 
+def test_the_page_of_ranks_of_one_rank_asks_for_no_click_on_a_cell_that_is_not_there(tmp_path: Path) -> None:
+    app = open_page(make_run(tmp_path, ranks=1, steps=12).path.parent, "ranks")
+    text = wait_for(lambda: shown(app) if "In the mesh" in shown(app) else app.run() and "", "the mesh", deadline_s=60)
+    assert "No rank has a peer" in text
+    assert "There is only one rank." in text
+    assert "Click a cell" not in text
+    app.segmented_control(key="scale").set_value("as recorded").run()
+    assert "Click a cell" in shown(app)
+
+
+def test_calls_without_a_bandwidth_are_no_empty_chart(tmp_path: Path) -> None:
+    app = open_page(make_run(tmp_path, ranks=1, steps=12).path.parent, "collectives")
+    wait_for(lambda: "All calls as a table" in str(app) or app.run() is None, "the table", deadline_s=60)
+    assert "No bandwidth was measured." in shown(app)
+
+
 def test_the_page_of_collectives_tells_the_exposed_time_of_each_operation_size_and_group(tmp_path: Path) -> None:
     app = open_page(make_run(tmp_path, ranks=2, steps=12).path.parent, "collectives")
     wait_for(lambda: "Means over all ranks" in shown(app) or app.run() is None, "the table", deadline_s=60)
