@@ -91,4 +91,5 @@ def plain_reason(error: Exception) -> str:
         return http.client.responses.get(error.code, f"HTTP status {error.code}")
     if isinstance(error, http.client.HTTPException):
         return f"the answer is not HTTP ({type(error).__name__})"
-    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
+    reason = getattr(error, "reason", None) or error
+    return str(getattr(reason, "strerror", None) or reason)

@@ -168,6 +168,14 @@ def test_a_finding_reaches_a_receiver_that_starts_later(events: EventWriter) -> 
     assert failures(events) == []
 
 
+def test_the_reason_of_a_loss_is_in_words(events: EventWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("watch.exporting.webhook.RETRIES_S", 0)
+    hook = FindingHook(run_id="demo", events=events, webhook=f"http://127.0.0.1:{free_port()}/hook")
+    hook.report([finding()])
+    hook.close()
+    assert [event["reason"] for event in failures(events)] == ["straggler was not delivered: Connection refused"]
+
+
 def test_a_finding_that_no_retry_delivers_is_reported_as_lost(
     receiver: Receiver, events: EventWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
