@@ -225,5 +225,8 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
     except TrackerError as error:
         fail(str(error))
     num = len(diagnosis.fired)
-    lines = (f"{tracker.place}: {num_steps} steps, {num} finding{'s' * (num != 1)}", tracker.next_step)
+    lines = (
+        f"{tracker.place}: {num_steps} step{'s' * (num_steps != 1)}, {num} finding{'s' * (num != 1)}",
+        tracker.next_step,
+    )
     return _Exported(lines=lines, values={"path": str(tracker.place), "steps": num_steps, "findings": num})

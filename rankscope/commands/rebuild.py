@@ -28,6 +28,7 @@ def rebuild(
     If the store has rows that the tapes no longer have, nothing changes and the exit code is 2.
     """
     as_json = wants_json(output)
+    from analyzers.wording import counted
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
     from store import rebuild as rebuild_store
@@ -42,10 +43,9 @@ def rebuild(
         counts = {"store": str(folder.store()), "rows": dict(result.rows), "kept": kept}
         print_json(counts | {"problems": list(result.problems)})
         return
-    rows = sum(result.rows.values())
-    console().print(
-        f"{folder.store()}: {rows:,} rows from {len(list(folder.rank_dirs()))} rank folders", highlight=False
-    )
+    rows = counted(sum(result.rows.values()), "row") or "0 rows"
+    folders = counted(len(list(folder.rank_dirs())), "rank folder") or "0 rank folders"
+    console().print(f"{folder.store()}: {rows} from {folders}", highlight=False)
     for path in result.kept:
         console().print(f"The former store is kept as {path}.", markup=False, highlight=False, soft_wrap=True)
     for name in result.problems:

@@ -20,13 +20,14 @@ from analyzers.report.terminal.rank_table import Heading, fold, rank_table
 from analyzers.report.terminal.ranks_now import draw_ranks, read_ranks
 from analyzers.run.findings.past_tense import OVER
 from analyzers.run.live.folder_state import folder_state
+from analyzers.run.live.state import run_state
 from analyzers.run.policy import StallPolicy
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from rankscope.cli import app
 from rankscope.commands.top import top
 from store import Ingester, Store
-from tests.factories import empty_run, make_run, still_training
+from tests.factories import RankWriter, empty_run, make_run, still_training
 from tests.waiting import wait_for
 from trainer.launcher.terminal.progress import LiveRanks
 
@@ -385,6 +386,18 @@ def test_text_of_the_run_has_no_effect(tmp_path: Path, markup: str) -> None:
     text = console.export_text()
     assert "red" in text
     assert "\x1b" not in text
+
+
+def test_a_run_that_ended_before_its_first_step(tmp_path: Path) -> None:
+    """It said "at step None", and "1 rank" of two."""
+    run = empty_run(tmp_path, world_size=2)
+    RankWriter(run, rank=0, ranks=2).close()
+    console = Console(width=100, no_color=True, record=True, file=StringIO())
+    console.print(draw_ranks(run, name="run", height=40, now_ns=time.time_ns()).table)
+    assert "  1 of 2 ranks\n" in console.export_text()
+    with Store.open(run) as store:
+        state = run_state(store, StallPolicy(), now_ns=time.time_ns() + 3600 * 10**9, is_watched=False)
+    assert (state.word, state.reason) == ("died", "its records end before the first step without a reason")
 
 
 def test_train_shows_the_ranks_below_its_bar(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from analyzers.kinds import KINDS
 from analyzers.report.rank_rows import RankRow, RankRows
 from analyzers.report.terminal.fitted_table import FittedTable
 from analyzers.report.terminal.safe_console import with_bound_units
-from analyzers.wording import size_text, spans_of
+from analyzers.wording import recorded_ranks, size_text, spans_of
 from probes.tape.redaction.printable import visible
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Heading:
     state: str
     reason: str = ""
     planned_steps: int | None = None
+    world_size: int | None = None
     findings: Sequence[tuple[str, str]] = ()
     """(severity, sentence), the worst first."""
 
@@ -121,7 +122,7 @@ def _groups(rows: Sequence[RankRow], room: int) -> list[list[RankRow]]:
 
 
 def _head(found: RankRows, heading: Heading) -> Text:
-    ranks = f"{len(found.rows)} rank{'s' * (len(found.rows) != 1)}"
+    ranks = recorded_ranks({"num_ranks": len(found.rows), "world_size": heading.world_size}) or "0 ranks"
     head = _text(visible(heading.run), "bold")
     head.append(f"  {heading.state}", style=_RUN_STATES.get(heading.state, ""))
     is_within = bool(heading.planned_steps) and (found.step or 0) <= (heading.planned_steps or 0)

@@ -25,6 +25,7 @@ from analyzers.run.findings.past_tense import OVER, over
 from analyzers.run.live.folder_state import folder_state
 from analyzers.run.live.state import RunState
 from analyzers.run.policy import stall_policy
+from analyzers.verdict.rank_facts import rank_facts
 from analyzers.verdict.verdict import ALREADY_OVER
 from analyzers.wording import counted
 from probes.settings.described import TrainFacts
@@ -64,6 +65,7 @@ class RanksNow:
 
     state: RunState
     planned_steps: int | None
+    world_size: int | None
     findings: tuple[Finding, ...]
     ranks: RankRows
     closed: Mapping[str, str] = field(default_factory=dict)
@@ -86,6 +88,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         state = folder_state(folder, store, stall_policy(manifest), now_ns=now_ns)
         ended = None if state.is_live else diagnose(store, manifest, stacks_dir=folder.stacks)
         findings, closed = _reported(store, state.attempt) if ended is None else (list(ended.fired), ended.closed)
+        world_size = rank_facts(store)["world_size"]
         as_of_ns = state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
         found = rank_rows(store, findings, now_ns=as_of_ns, has_ended=ended is not None, closed=closed)
     # If the run has ended, no rank is still running, even if a killed rank recorded no end. So the numbers are those of
@@ -101,7 +104,8 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         findings = [finding if finding.id in closed else lasting(finding, silent_s) for finding in findings]
     steps = read(TrainFacts, manifest).steps
     return RanksNow(
-        state=state, planned_steps=int(steps) if steps else None, findings=tuple(findings), ranks=found, closed=closed,
+        state=state, planned_steps=int(steps) if steps else None, world_size=world_size,
+        findings=tuple(findings), ranks=found, closed=closed,
     )  # fmt: skip
 
 
@@ -121,6 +125,7 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: in
         state=state.word,
         reason=state.reason,
         planned_steps=now.planned_steps,
+        world_size=now.world_size,
         findings=sentences,
     )
     used = FRAME_LINES + heading_height(now.ranks, heading, width)

@@ -86,7 +86,8 @@ def _word_and_reason(
     lost = _lost(view, log)
     if not is_watched:
         if silent_s > max(policy.unwatched_s, limit_s(view, policy)):
-            return "died", lost or f"its records end at step {view.step} without a reason"
+            where = "before the first step" if view.step is None else f"at step {view.step}"
+            return "died", lost or f"its records end {where} without a reason"
         return "training", rollback or NO_WATCH
     if lost:
         return "recovering", lost
