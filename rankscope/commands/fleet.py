@@ -185,5 +185,5 @@ def _print_speeds(speeds: tuple[ConfigurationSpeed, ...]) -> None:
     console().print(
         f"Speed of the same configuration: {len(changed)} changed, {counts['no_change']} without a change, "
         f"{counts['too_few_runs']} with too few runs to tell.",
-        highlight=False, soft_wrap=True,
+        highlight=False,
     )  # fmt: skip

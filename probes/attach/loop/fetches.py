@@ -94,12 +94,18 @@ class Fetches:
         phases, remainder = self._phases, self._updates.remainder
         if phases.next_step != phases.recorder.step_number:  # the step is over
             return
-        is_bad = phases.norms.is_bad and _is_same_on_all_ranks(phases.models())
-        if (is_bad or remainder.is_left) and remainder.is_cleared():
-            if is_bad:
+        norms, is_left, has_same_weights = phases.norms, remainder.is_left, remainder.has_same_weights
+        is_bad = norms.is_bad and (norms.is_global or _is_same_on_all_ranks(phases.models()))
+        # All ranks must agree on the end of a step. Where a rank knows only the norm of its shards, it refuses the
+        # gradients by which it has clipped, if they are cleared: all ranks clear them.
+        is_refused = is_bad or (norms.is_of_shards and has_same_weights)
+        if (is_refused or is_left or has_same_weights) and remainder.is_cleared():
+            if is_refused:
                 phases.refused(are_gone=True)
-            else:
+            elif is_left:
                 self._losses.forget()
+            else:
+                self._losses.cleared()
 
     def _evaluates(self, iterator: Any) -> bool:
         if iterator in self._training_iterators:

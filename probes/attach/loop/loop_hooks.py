@@ -16,8 +16,7 @@ Logging or evaluation after it still belongs to that step (`fetches`). One of se
     backward    `loss.backward()`; the scalar it is called on counts as the loss if none is logged
     optimizer   `optimizer.step()`
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
-    generation, reward, environment, ...  what reinforcement learning does before it trains (`trl_phases`,
-                `environment_phases`)
+    generation, reward, environment, ...  before reinforcement learning trains (`trl_phases`, `environment_phases`)
 
 One thread is observed: the one that attached, or the one in which the loop turns out to run. Threads that take turns at
 an optimizer's updates, each with its own batch, are one loop.
@@ -216,13 +215,17 @@ class LoopPhases:
         self._losses.step_began()
 
     def _training_begins(self, models: Iterable[Any]) -> None:
-        """Handle the start of a training pass: the step is over if the loop updated one of these models by hand."""
-        if self.leader is None and any(map(self._updates.was_by_hand, models)):
-            self.recorder.log(committed=True)
-            self._update_made()
+        """Handle the start of a training pass."""
+        self._look_for_update_by_hand(models)
         self.leave(ENVIRONMENT)
         self._fetches.model_called(trains=True)
         self.begin()
+
+    def _look_for_update_by_hand(self, models: Iterable[Any]) -> None:
+        """Note the step's update if the loop has updated one of these models by hand."""
+        if self.leader is None and any(map(self._updates.was_by_hand, models)):
+            self.recorder.log(committed=True)
+            self._update_made()
 
     def failed(self, frames: Frames) -> None:
         """Note an exception in these frames; it counts for the next step if their lines show that it had begun."""
@@ -246,6 +249,9 @@ class LoopPhases:
         """End the last step at its update, or at the end of an evaluation or save that followed it."""
         if not self.automatic:
             return
+        self._look_for_update_by_hand(self.models() or self._updates.trained_leaves)
+        if self._losses.are_finite:  # a loop may have ended because of a NaN
+            self._updates.remainder.epoch_ended()
         trained = self._losses.has_trained and not self._updates.remainder.is_left
         if self._in_step and self._number > 1 and not self._updated_ns and not trained:
             self._in_step = False  # this "step" has batches of an evaluation, or too few for an update
@@ -316,23 +322,19 @@ class LoopPhases:
     def _backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if "backward" in self._open or getattr(args[0] if args else None, "is_meta", False):
             return real(*args, **kwargs)  # on the meta device nothing is computed: operations are counted
-        try:
+        with failing_open("attach.backward"):
             self._training_begins(() if self.leader else self.models() or self._updates.trained_leaves)
             self._losses.backward(*args, **kwargs)
             self.in_eval_mode.backward_begins()
             self.enter("backward", self._microbatch)
-        except Exception as error:
-            record_error("attach.backward", error)
         try:
             return real(*args, **kwargs)
         finally:
-            try:
+            with failing_open("attach.backward"):
                 self.leave("backward")
                 self._microbatch += 1
                 self.norms.backward_ended()
                 self._updates.backward_ended(() if self.leader else self.models(), args[0] if args else None)
-            except Exception as error:
-                record_error("attach.backward", error)
 
     def updated_in_graph(self, optimizer: Any = None) -> None:
         """Handle the compilation of a step in which hooks cannot run. If it is the leader's, or nobody leads, the
@@ -345,8 +347,10 @@ class LoopPhases:
         """Handle the start of an optimizer's step."""
         if not self.is_here(trains=True, updates=optimizer):
             return
-        try:
+        with failing_open("attach.optimizer"):
             self.leave(ENVIRONMENT)
+            if optimizer is self.leader and self._updates.remainder.is_untouched(num_clips=self.norms.num_clips):
+                self._losses.forget_cleared()
             if (leader := self._updates.step_begins(optimizer, self.leader)) is not self.leader:
                 if not self._updates.are_partners(leader, self.leader):
                     self._losses.keep_newest()
@@ -364,14 +368,12 @@ class LoopPhases:
                 self.num_updates += 1
                 if not self.is_in("backward"):  # in an update within the backward pass, gradients are incomplete
                     self.norms.measure(getattr(optimizer, "grad_scale", None))
-        except Exception as error:
-            record_error("attach.optimizer", error)
 
     def after_update(self, optimizer: Any, *unused: Any) -> None:
         """Handle the end of an optimizer's step; the leader's completes the loop's step."""
         if get_ident() != self.thread:
             return
-        try:
+        with failing_open("attach.optimizer"):
             if self._updates.leave_step(optimizer):
                 self.leave("optimizer")
             if optimizer is not self.leader:
@@ -382,8 +384,6 @@ class LoopPhases:
             self.values.put(committed=overflowed == 0 if isinstance(overflowed, Tensor) else True, **rate)
             self._update_line.made(sys._getframe(1))
             self._update_made()
-        except Exception as error:
-            record_error("attach.optimizer", error)
 
     def _update_made(self) -> None:
         """Handle the step's update."""

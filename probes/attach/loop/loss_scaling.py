@@ -1,8 +1,10 @@
-"""fp16 loss scaling: unscaled losses, the scale at each step, and skipped steps.
+"""fp16 loss scaling: unscaled losses, the scale at each step, and skipped steps. Factors by which a loop scales a loss.
 
     scaling = LossScaling(phases)
     scaling.patch(imports)
     scaling.unscaled(root)       # the loss behind the tensor that backward() is called on
+    product_in(root.grad_fn)     # 0.25: the loop has divided the loss by 4
+    count_in(root.grad_fn)       # 512: the loop has multiplied the loss by a number of tokens
 
 A scaler multiplies the loss before `backward`, and skips the optimizer's step if a gradient overflowed. Supported are
 torch's `GradScaler` and subclasses (used by Accelerate and Lightning), and the scalers of DeepSpeed and Megatron-core.
@@ -17,15 +19,22 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from ...device.capture import is_capturing
 from ...fail_open import failing_open
 from ..patching.on_import import OnImport
 
-__all__ = ["SCALAR", "LossScaling"]
+__all__ = ["SCALAR", "LossScaling", "count_in", "input_of", "product_in"]
 
 SCALAR = "loss_scale"
 """Name of the series."""
+_COUNTS = frozenset((torch.int16, torch.int32, torch.int64))
+_INT8 = torch.zeros((), dtype=torch.int8, device="cpu")
+_MAX_DEPTH = 4
+_CROSS_ENTROPIES = frozenset(("NllLossBackward0", "NllLoss2DBackward0"))
+_SUM = 2  # torch's number of reduction="sum"
 _SCALE, _STEP, _OVERFLOW, _BACKWARD = "scales", "steps", "overflows", "scales_backward"
 _PLACES = (
     ("torch.amp.grad_scaler", "GradScaler", "scale", _SCALE),
@@ -165,3 +174,51 @@ def _is(optimizer: Any, leader: Any) -> bool:
             return True
         optimizer = getattr(optimizer, "optimizer", None)
     return False
+
+
+def input_of(node: Any) -> Any:
+    """The operation that made the first operand of this one."""
+    following = getattr(node, "next_functions", ())
+    return following[0][0] if following else None
+
+
+def count_in(node: Any) -> float | Tensor | None:
+    """The integer tensor by which this node multiplies the loss, or the number of targets of which it sums the cross
+    entropies (fairseq); None for other nodes. One on a device is copied there, since the loop may change it, and not
+    waited for."""
+    name = type(node).__name__
+    if is_capturing():
+        return None
+    if name in _CROSS_ENTROPIES and node._saved_reduction == _SUM:
+        targets = _saved(node, "target")
+        count = (targets != node._saved_ignore_index).sum() if isinstance(targets, Tensor) else None
+        return count.item() if count is not None and count.is_cpu else count
+    for other in (_saved(node, name) for name in ("other", "self")) if name == "MulBackward0" else ():
+        # A number in the program's text has a lower rank than a tensor: it does not raise the type of an int8.
+        if type(other) is Tensor and other.numel() == 1 and torch.result_type(other, _INT8) in _COUNTS:
+            return other.item() if other.is_cpu else other.detach().reshape(()).clone()
+    return None
+
+
+def product_in(node: Any) -> float:
+    """Factor by which the multiplications and divisions that end in this node scale the loss; 1 if there are none."""
+    product = 1.0
+    for _ in range(_MAX_DEPTH):
+        name = type(node).__name__
+        if name not in ("DivBackward0", "MulBackward0"):
+            break
+        other = _saved(node, "other")
+        if not isinstance(other, Tensor) or other.numel() != 1 or not other.is_cpu or other.requires_grad:
+            return 0.0 if name == "DivBackward0" else product  # the divisor is on a device, so the factor is unknown
+        number = other.item()
+        product *= number if name == "MulBackward0" else 1 / number if number else 0.0
+        node = input_of(node)
+    return product
+
+
+def _saved(node: Any, name: str) -> Any:
+    """An operand that autograd has saved in this node; None if the program's hooks keep it. Reading would call its
+    unpack hook, which may answer only once: offloaded activations are dropped when they are fetched back.
+    """
+    keeper = getattr(node, f"_raw_saved_{name}", None)
+    return None if getattr(keeper, "unpack_hook", None) else getattr(node, f"_saved_{name}", None)

@@ -11,8 +11,8 @@ embedding.
 Several backward passes in a step, each with its own forward pass, are micro-batches. If the loop divides each loss by
 the number of passes, the step's loss is the sum of the losses. Otherwise it is their mean. The autograd graph shows
 each loss's factor. The loop divides if the factors add up to at most 1, or if each is at most 1 / number of passes.
-A factor that is an integer tensor is a count of tokens or samples: the step's loss is then the mean of all of them, the
-sum of the losses divided by the sum of the counts.
+A factor that is an integer tensor is a count of tokens or samples, as are the targets of a summed cross entropy: the
+step's loss is then the mean of all of them, the sum of the losses divided by the sum of the counts.
 
 Several losses of one forward pass are parts of one loss and are summed. Losses belong to one pass if no forward pass
 lies between their backward passes, or if no model was called twice (a backbone and a head per task may be separate
@@ -24,9 +24,10 @@ loss is the first loss, computed with the weights before the update and returned
 the first pass makes the second pass's weights and loss NaN. So the first loss and the largest weight of the
 last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`). A NaN or Inf in a later pass makes the step's loss NaN.
 
-Losses that an optimizer other than the leader has used (a discriminator's, or an architecture's on a second loader)
-count only if the step has no other loss. A NaN or Inf among them makes the step's loss NaN. Since an update with a NaN
-spoils the later losses on all ranks, the loss before the step's first update is kept, too (`FIRST_LOSS`).
+Losses that an optimizer other than the leader has used (a discriminator's, or an architecture's on a second loader), or
+none (`remainder`), count only if the step has no other loss. A NaN or Inf among them makes the step's loss NaN. Since
+an update with a NaN spoils the later losses on all ranks, the loss before the step's first update is kept, too
+(`FIRST_LOSS`).
 
 A value that the loop logs takes precedence. The measured value is kept too (`local_loss`, and the series
 `MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
@@ -43,11 +44,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...device.capture import is_capturing
 from ...fail_open import failing_open
 from ...step_scalars import StepScalars
 from ...torch_compat import foreach_norm
-from .loss_scaling import LossScaling
+from .loss_scaling import LossScaling, count_in, input_of, product_in
 from .tokens import looks_up_tokens, num_padded, num_tokens
 from .update_line import Frames
 from .weak_objects import WeakObjects
@@ -62,10 +62,7 @@ LARGEST_WEIGHT = "largest_weight_of_last_pass"
 optimizer such as sharpness-aware minimization makes."""
 MIN_SCALE = 128.0
 """Minimum initial loss scale. Common initial values range from 128 to 2^32."""
-_COUNTS = frozenset((torch.int16, torch.int32, torch.int64))
-_INT8 = torch.zeros((), dtype=torch.int8, device="cpu")
 _TOLERANCE = 1e-4
-_MAX_DEPTH = 4
 _OTHER_LOSSES = frozenset(
     {
         "val", "valid", "validation", "eval", "test", "best", "scaled",
@@ -122,7 +119,8 @@ class StepLosses:
         self._logged: set[str] = set()
         self._updated: _Passes | None = None  # passes before an update of which it is unknown whether it ends the step
         self._held: _Passes | None = None  # passes of the step that is about to begin
-        self._aside: list[_Passes] = []  # passes that other optimizers have used
+        self._aside: list[_Passes] = []  # passes that other optimizers have used, or none
+        self._cleared: tuple[_Passes, bool] | None = None  # passes whose gradients were cleared in this step
         self._before_updates: float | Tensor | None = None  # loss before the step's first update, if others may follow
 
     def watch(self, model: nn.Module) -> None:
@@ -138,7 +136,7 @@ class StepLosses:
         self._forwards.clear()
         self._aside.clear()
         self._unseen = self._groups = self._tokens = self._padded = 0
-        self._version = self._largest_weight = self._updated = self._before_updates = None
+        self._version = self._largest_weight = self._updated = self._before_updates = self._cleared = None
         if self._held is not None:
             self._set(self._held)
             self._held = None
@@ -228,8 +226,8 @@ class StepLosses:
         """Note a loss of the newest pass."""
         loss = self._scaling.unscaled(root)
         # A scaler made the last operation of the loss.
-        last = root.grad_fn if loss is root else _input_of(root.grad_fn)
-        factor, count = abs(_product(last)), _count(last)
+        last = root.grad_fn if loss is root else input_of(root.grad_fn)
+        factor, count = abs(product_in(last)), count_in(last)
         if loss is root and count is None and self._is_scale(factor):
             loss, factor = root.detach() / factor, 1.0
         is_plain = type(loss) is Tensor and loss.is_cpu  # the value on the CPU is known without waiting for a device
@@ -265,10 +263,31 @@ class StepLosses:
         self._forwards.clear()
         self._unseen = self._groups = 0
 
+    def cleared(self) -> None:
+        """Note that the loop has cleared the gradients of all losses of this step so far: it may have copied them."""
+        self._cleared = self._passes(), self._follows_forward
+
+    def forget_cleared(self) -> None:
+        """Forget the losses whose gradients were cleared, since the update does not use them."""
+        if self._cleared is not None:
+            before, is_called = self._cleared
+            left = self._passes() - before
+            self._losses, self._forwards, self._groups = left.losses, left.forwards, left.groups
+            self._unseen, self._cleared = (
+                int(is_called),
+                None,
+            )  # the first pass may have been called before the clearing
+            self._aside += [before] if before.losses else []
+
     @property
     def has_trained(self) -> bool:
         """Return True if this step has a loss. Passes of the model alone may be an evaluation in training mode."""
         return bool(self._losses) or bool(self._aside) or bool(self._logged)
+
+    @property
+    def are_finite(self) -> bool:
+        """True if this is known of all losses of this step without waiting for a device."""
+        return all(isinstance(one.value, float) and math.isfinite(one.value) for one in self._losses)
 
     def settle(self, measured_norm: float | Tensor | None = None) -> None:
         """Write the step's loss and tokens; values that the loop has logged itself go to their `MEASURED` series."""
@@ -345,45 +364,3 @@ def _largest_weight(model: nn.Module) -> Tensor | None:
     weights = [weight for weight in held if weight.numel() and weight.is_floating_point()]
     largest = foreach_norm(weights, math.inf) if weights else []
     return torch.stack([one.float().to(largest[0].device) for one in largest]).amax() if largest else None
-
-
-def _input_of(node: Any) -> Any:
-    """The operation that made the first operand of this one."""
-    following = getattr(node, "next_functions", ())
-    return following[0][0] if following else None
-
-
-def _count(node: Any) -> float | Tensor | None:
-    """The integer tensor by which this node multiplies the loss, if it does. One on a device is copied there, since the
-    loop may change it, and not waited for."""
-    if type(node).__name__ != "MulBackward0" or is_capturing():
-        return None
-    for other in (_saved(node, name) for name in ("other", "self")):
-        # A number in the program's text has a lower rank than a tensor: it does not raise the type of an int8.
-        if type(other) is Tensor and other.numel() == 1 and torch.result_type(other, _INT8) in _COUNTS:
-            return other.item() if other.is_cpu else other.detach().reshape(()).clone()
-    return None
-
-
-def _product(node: Any) -> float:
-    """Factor by which the multiplications and divisions that end in this node scale the loss; 1 if there are none."""
-    product = 1.0
-    for _ in range(_MAX_DEPTH):
-        name = type(node).__name__
-        if name not in ("DivBackward0", "MulBackward0"):
-            break
-        other = _saved(node, "other")
-        if not isinstance(other, Tensor) or other.numel() != 1 or not other.is_cpu or other.requires_grad:
-            return 0.0 if name == "DivBackward0" else product  # the divisor is on a device, so the factor is unknown
-        number = other.item()
-        product *= number if name == "MulBackward0" else 1 / number if number else 0.0
-        node = _input_of(node)
-    return product
-
-
-def _saved(node: Any, name: str) -> Any:
-    """An operand that autograd has saved in this node; None if the program's hooks keep it. Reading would call its
-    unpack hook, which may answer only once: offloaded activations are dropped when they are fetched back.
-    """
-    keeper = getattr(node, f"_raw_saved_{name}", None)
-    return None if getattr(keeper, "unpack_hook", None) else getattr(node, f"_saved_{name}", None)

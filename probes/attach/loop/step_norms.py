@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
@@ -68,6 +69,9 @@ class StepNorms:
         # Clippings since the last backward pass: (label of the ranks, order, this rank's norm).
         self._clips: list[tuple[str, float, Tensor]] = []
         self._clipped_by: list[tuple[Tensor, Iterable[Tensor]]] = []  # (norm that the loop passed, its parameters)
+        self.num_clips = 0  # since the last backward pass
+        self.is_global = True
+        """True if each norm of `_clips` is of a model that is sharded over all ranks: they all know the same number."""
         self._after_backward = False
         self._is_measured = False  # True once measured after the newest backward pass
         self._examined = 0
@@ -105,12 +109,14 @@ class StepNorms:
         """Note the end of a backward pass: norms taken from now on belong to its gradients."""
         self._after_backward = True
         self._is_measured = False
+        self.num_clips = 0
 
-    def clipped(self, norm: Any, parameters: Any = None) -> None:
+    def clipped(self, norm: Any, parameters: Any = None, *, is_global: bool = False) -> None:
         """Take the norm that torch or FSDP computed for clipping: it is the norm before clipping, and costs nothing.
 
-        `parameters`: list or tensor; None if unknown.
+        `parameters`: list or tensor; None if unknown. `is_global`: the norm is known to be that of all ranks' shards.
         """
+        self.num_clips += 1
         if not isinstance(norm, Tensor):
             return
         if self._after_backward or not isinstance(parameters, (list, tuple, Tensor)):
@@ -123,11 +129,17 @@ class StepNorms:
         if self._order > 0:
             ranks, part = ("", norm) if local is None else (ranks_of_parts(norm), local)
             self._clips.append((ranks, self._order, part.detach()))
+            self.is_global &= not ranks and (is_global or any(map(_is_on_all_ranks, (norm, *given))))
 
     @property
     def is_bad(self) -> bool:
         """True if a norm by which the loop has clipped is NaN or Inf; False if only a device knows it."""
         return any(norm.is_cpu and not math.isfinite(norm.item()) for _, _, norm in self._clips)
+
+    @property
+    def is_of_shards(self) -> bool:
+        """True if this rank knows only the part of its shards of a norm by which the loop has clipped."""
+        return any(ranks for ranks, _, _ in self._clips)
 
     def _computes(self, real: Callable[..., Any], tensors: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> Any:
         with failing_open("attach.norm"):
@@ -144,7 +156,7 @@ class StepNorms:
     def _fsdp1_clips(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         norm = real(*args, **kwargs)
         with failing_open("attach.norm"):
-            self.clipped(norm)
+            self.clipped(norm, is_global=True)
         return norm
 
     def _are_counted(self, norm: Tensor, parameters: Iterable[Tensor]) -> bool:
@@ -155,7 +167,7 @@ class StepNorms:
         return any(id(one) in counted for one in parameters)
 
     def _forget_clips(self) -> None:
-        self._after_backward = False
+        self._after_backward, self.is_global = False, True
         self._clips.clear()
         self._clipped_by.clear()
 
@@ -214,6 +226,11 @@ class StepNorms:
         for ranks, part in parts.items():
             self._values.put(**{f"{PART}{ranks}": part})
         return numbers
+
+
+def _is_on_all_ranks(tensor: Any) -> bool:
+    mesh = getattr(tensor, "device_mesh", None)
+    return mesh is not None and mesh.size() == dist.get_world_size()
 
 
 @torch.no_grad()

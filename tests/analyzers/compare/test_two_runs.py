@@ -38,11 +38,21 @@ def compared(a: RunDir, b: RunDir) -> Comparison:
         return compare(*sides)
 
 
-def text_of(comparison: Comparison) -> str:
-    console = Console(width=110, no_color=True, file=io.StringIO())
+def text_of(comparison: Comparison, width: int = 110) -> str:
+    console = Console(width=width, no_color=True, file=io.StringIO())
     render(comparison, console)
     output: str = console.file.getvalue()  # type: ignore[attr-defined]
     return output
+
+
+def test_a_narrow_terminal_cuts_nothing_off(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", steps=20, ranks=2)
+    b = make_run(tmp_path / "b", steps=20, ranks=2, kill={1: 15}, end="")
+    lines = text_of(compared(a, b), width=40).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("RANK LOST"))
+    column = lines[start].index("Rank 1 died")
+    told = "".join(line[column:] for line in lines[start : start + 12])
+    assert "Rank1diedofSIGKILLatstep15" in "".join(told.split())
 
 
 def wobbling(step: int) -> float:
