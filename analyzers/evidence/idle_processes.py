@@ -30,7 +30,7 @@ from store.readers.logs.prefix import clean
 __all__ = ["with_empty_files", "with_idle_process"]
 
 _NUMBERS = re.compile(r"\d+")
-_WAITS = ("gloo_timeout", "call_timeout")
+_WAITS = ("gloo_timeout", "call_timeout", "no_heartbeat")
 """Kinds of timeouts that are printed without the sequence number of the call."""
 _TIME = re.compile(r"^\W*\d{2,4}[-/:]\d\d[-/:]\d\d[T ]?[\d:.,]*\S*\s*")
 _ENDS = ("exception", "victim", "death", "root", "hang", "nccl")

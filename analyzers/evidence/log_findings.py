@@ -281,9 +281,9 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     victims = tuple(sorted(ended.victims))
     size = book.world_size
     missing = tuple(rank for rank in range(min(size or 0, 4096)) if rank not in ended.victims)
-    named = {rank for entry in book.of("jax_task_lost") for rank in entry.ranks()}
+    named = {tuple(entry.ranks()) for entry in book.of("jax_task_lost")} - {()}
     silent = missing if victims and 0 < len(missing) < len(victims) else ()
-    suspects = tuple(sorted(named)) if len(named) == 1 else silent
+    suspects = tuple(sorted(*named)) if len(named) == 1 else silent
     peers = peer_addresses(lines) if not suspects else []
     codes = list(dict.fromkeys(code for entry in lines for code in codes_in(text_of(entry))))
     details = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""

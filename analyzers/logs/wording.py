@@ -72,7 +72,8 @@ DO_OF_LINE: Mapping[str, str] = {
 
 _P2P = (
     "direct access between GPUs (P2P)",
-    "See `nvidia-smi topo -p2p r`, and on PCIe whether ACS or the IOMMU is on. NCCL_P2P_DISABLE=1 avoids it.",
+    "See `nvidia-smi topo -p2p r` (AMD: `amd-smi topology`), and on PCIe whether ACS or the IOMMU is on. "
+    "NCCL_P2P_DISABLE=1 avoids it.",
 )
 NCCL_PARTS: Mapping[str, tuple[str, str]] = {
     "transport/nvls.cc": (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from analyzers.causes import COLLECT
+from analyzers.deaths.logged.logged_schedulers import ended_by_monitor
 from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.exceptions import is_closed_by_loss, is_launchers, is_stop, is_victims, relevance, type_of
 from analyzers.logs.log_events import LogBook, LogLine
@@ -18,15 +19,8 @@ from analyzers.wording import cut
 __all__ = ["Ended", "death_candidates", "endings", "is_one_node_of_several"]
 
 _SIGNALS = {
-    4: "SIGILL",
-    5: "SIGTRAP",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    11: "SIGSEGV",
-    15: "SIGTERM",
-}
+    4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
+}  # fmt: skip
 _HOW = {
     "Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Segfault": 11, "Bus error": 7, "Aborted": 6,
     "Terminated": 15, "Floating point exception": 8, "Illegal instruction": 4, "Trace/breakpoint trap": 5,
@@ -172,6 +166,8 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             ends.get(entry.source, entry.line) < entry.line and not _was_found_ended(entry) for _, entry in group
         ):
             continue  # the job had finished or aborted, and the launcher killed the processes that remained
+        if signal == "SIGKILL" and all(ended_by_monitor(rank, entry, book) for rank, entry in group):
+            continue
         first = _earliest([rank for rank, _ in group], ended)
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
         if signal != "SIGABRT":  # the end of a peer causes no such signal, so name the ranks that got it
@@ -202,7 +198,8 @@ def _process_of(group: Sequence[tuple[int, LogLine]]) -> str:
     """Subject of a sentence on processes of unknown rank: the process ID and host, if the lines state them."""
     found = {(entry.pid, entry.host) for _, entry in group if entry.pid is not None and entry.host}
     if not found:
-        return "a rank that the log does not name"
+        pods = sorted({entry.text("host") for _, entry in group} - {""})
+        return f"a process of {pods[0]}" if pods else "a rank that the log does not name"
     pid, host = min(found)
     return f"process {pid} on {host}" + (f" and {len(found) - 1} others" if len(found) > 1 else "")
 

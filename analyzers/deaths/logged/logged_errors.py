@@ -253,7 +253,7 @@ def _candidate(
 ) -> Candidate:
     listed = named_by(entry for entry in lines if entry.kind == "exception")
     ranks = _with_listed(ranks_of(lines) or listed, book)
-    first = next((entry for entry in lines if entry.kind == "exception"), lines[0])
+    first = next((entry for entry in lines if entry.kind == "exception"), _first_that_states(lines))
     row = CAUSES.get(cause, CAUSES["exception"])
     rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "error"
     rank_class = rank_class if is_own else "weak"
@@ -311,8 +311,13 @@ def _candidate(
         why=f"{first.place}: {'its traceback' if rank_class == 'error' and first.kind == 'exception' else name}",
         is_proven=is_own and row.is_proven_by_line and not _is_refused(first, cause) and not _is_supposed(first),
         evidence=evidence,
-        collect=row.collect,
+        collect=(reason.collect if reason is not None else ()) or row.collect,
     )
+
+
+def _first_that_states(lines: list[LogLine]) -> LogLine:
+    """The first line, except for lines that only announce a dump below them and end with a colon."""
+    return next((entry for entry in lines if not entry.message.rstrip().endswith(":")), lines[0])
 
 
 def _with_listed(ranks: tuple[int, ...], book: LogBook) -> tuple[int, ...]:

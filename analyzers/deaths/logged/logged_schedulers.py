@@ -11,7 +11,7 @@ from analyzers.logs.log_events import MAX_QUOTED, LogBook, LogLine
 from analyzers.logs.wording import DO_OF_LINE
 from analyzers.policy import SHARED
 
-__all__ = ["host_of", "limited_by", "outside_causes", "went_on"]
+__all__ = ["ended_by_monitor", "host_of", "limited_by", "outside_causes", "went_on"]
 
 _OF_LAUNCHERS = re.compile(r"/(?:horovod/runner|deepspeed/launcher|colossalai/cli|ray/(?:scripts|autoscaler))/")
 _HANGUP_DO = (
@@ -86,6 +86,13 @@ def _follows_a_task(entry: LogLine, book: LogBook) -> bool:
     return entry.text("what") == "STEP" and any(
         task.source == entry.source and task.line < entry.line and task.text("how") not in ("Terminated", "")
         for task in book.of("slurm_task")
+    )
+
+
+def ended_by_monitor(rank: int, end: LogLine, book: LogBook) -> bool:
+    """Return True if a monitor that had waited in vain for a heartbeat of the rank ended it."""
+    return any(
+        one.source == end.source and one.line < end.line and one.rank in (rank, None) for one in book.of("no_heartbeat")
     )
 
 

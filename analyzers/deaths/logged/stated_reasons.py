@@ -55,10 +55,13 @@ _BARRIER_CALLS = {"barrier", "monitored_barrier"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """`text`: template of a sentence with `{who}`, `{error}` and `{at}`. `do`: the next step. Default: the cause's."""
+    """`text`: template of a sentence with `{who}`, `{error}` and `{at}`. `do`: the next step. `collect`: what would
+    prove it. Default: the cause's.
+    """
 
     text: str = ""
     do: str | None = None
+    collect: tuple[str, ...] = ()
 
 
 _WRITE = Reason(
@@ -108,6 +111,12 @@ _LOST_STORE = Reason(
     do="Look at the host of the store first (--rdzv-endpoint): its launcher serves the store, and ended or cannot be "
     "reached. The launcher that reports this only needs it.",
 )
+_FABRIC = Reason(
+    do="Look at the peer first, whose host the line may name: whether its process and host still run. Then compare "
+    "`fi_info` on both ends (EFA: the security group must allow all traffic to itself).",
+    collect=("the log of the peer; fi_info and dmesg -T # on both ends",),
+)
+_OF_FABRIC = re.compile(r"NET/OFI|\befa[_:]|\blibfabric\b")
 _OTHER = "A wait for a key of the store timed out: {error}"
 
 
@@ -127,6 +136,8 @@ def stated_reason(entry: LogLine) -> Reason | None:
         return _TERMINATED
     if kind == "fabric_setup":
         return _PLUGIN
+    if kind == "nccl_infiniband" and _OF_FABRIC.search(text_of(entry)):
+        return _FABRIC
     if kind == "kernel_fault":
         return _FAULT
     if kind in _UNREACHED:

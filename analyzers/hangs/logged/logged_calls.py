@@ -331,7 +331,7 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
 
 def _unnumbered(book: LogBook) -> Iterator[Candidate]:
     """A call timed out without a printed number (torch before 1.12, vLLM, excerpts), so ranks cannot be compared."""
-    lines = list(book.of("watchdog_timeout", "call_timeout"))
+    lines = list(book.of("watchdog_timeout", "call_timeout", "no_heartbeat"))
     lines = [entry for entry in lines if relevance(entry, book) != "survived"]
     if lines:
         waiting = list(ranks_of(lines))
@@ -343,8 +343,11 @@ def _unnumbered(book: LogBook) -> Iterator[Candidate]:
             "all_entered",
             lines[:20],
             kind="hang",
-            rank_class="hang" if any(entry.kind == "watchdog_timeout" for entry in lines) else "victim",
-            what=f"{who(waiting)} gave up waiting for other ranks{unnamed} the rank",
+            rank_class="victim" if all(entry.kind == "call_timeout" for entry in lines) else "hang",
+            what=f"{who(waiting)} gave up waiting for other ranks{unnamed} the rank"
+            if any(entry.kind != "no_heartbeat" for entry in lines)
+            else f"{who(waiting)} made no progress for {lines[0].number('waited_s')} s, and its monitor ended the "
+            "job; no line names the call",
             is_proven=False,
             evidence={"waiting_ranks": waiting, "do": _do_of(waiting, book)},
         )

@@ -127,3 +127,70 @@ def test_a_blocked_watchdog_of_an_ended_process_needs_another_run(tmp_path: Path
         "watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.\n"
     )
     assert "TORCH_NCCL_ENABLE_MONITORING=0" in next_step(first_of(tmp_path, line))
+
+
+def test_a_monitor_that_ends_a_silent_rank_reports_a_hang(tmp_path: Path) -> None:
+    monitor = "[2026-03-01 10:31:30,120] [WARNING] [RankMonitorServer812@n1:3] Did not get subsequent heartbeat. "
+    text = f"step 9 loss 2.1\n{monitor}Waited 90.12 seconds.\n"
+    text += "[2026-03-01 10:31:31,120] [ERROR] failed (exitcode: -9) local_rank: 3 (pid: 811) of binary: python\n"
+    finding = first_of(tmp_path, text)
+    assert finding.kind == "hang"
+    assert finding.summary.startswith("Rank 3 made no progress for 90 s")
+    killed = text.replace(monitor, "# ").replace("Waited 90.12 seconds.", "")
+    assert first_of(tmp_path, killed).cause == "signal"
+
+
+def test_the_tasks_that_jax_lists_sent_no_heartbeat(tmp_path: Path) -> None:
+    task = "/job:jax_worker/replica:0/task:{}\n"
+    head = (
+        "F0301 10:00:00.075587  44 client.h:77] Terminating process because the JAX distributed service detected fatal "
+        "errors. absl::Status: UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n"
+    )
+    finding = first_of(tmp_path, f"step 9 loss 2.1\n{head}{task.format(3)}{task.format(5)}The tasks have crashed.\n")
+    assert (finding.cause, finding.ranks) == ("connection_lost", (3, 5))
+    assert "ranks 3 and 5 sent no heartbeat" in finding.summary
+
+
+def test_a_failed_transfer_over_efa_gets_its_own_tools(tmp_path: Path) -> None:
+    line = (
+        "n1:79:411 [4] ofi_process_cq:310 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 103. Error: 4126 "
+        "(Unresponsive receiver). Peer host id: i-0ce6\n"
+    )
+    finding = first_of(tmp_path, f"step 9 loss 2.1\n{line}")
+    assert finding.cause == "infiniband"
+    assert "ibstat" not in next_step(finding)
+    assert "fi_info" in next_step(finding)
+
+
+def test_the_line_below_a_heading_is_quoted(tmp_path: Path) -> None:
+    text = (
+        "n3:906:1411 [3] mlx5: n3: got completion with error:\n00000000 00008813 12003f19 0001d8d2\n"
+        "n3:906:1411 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.7<527> with "
+        "status=12 opcode=0 len=0 vendor err 129 (Recv)\n"
+    )
+    assert "peer 10.0.0.7" in first_of(tmp_path, f"step 9 loss 2.1\n{text}").summary
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "word"),
+    [
+        ("huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: x", "download",
+         "rate limits"),
+        ("RuntimeError: common/gemm/cublaslt_gemm.cu:470 in function cublas_gemm: cuBLAS Error: the library was not "
+         "initialized", "exception", "smaller batch"),
+    ],
+)  # fmt: skip
+def test_errors_of_libraries_have_a_next_step(error: str, cause: str, word: str, tmp_path: Path) -> None:
+    finding = first_of(tmp_path, f"[rank1]: Traceback (most recent call last):\n[rank1]: {error}\n")
+    assert finding.cause == cause
+    assert word in next_step(finding)
+
+
+def test_a_pod_whose_container_crashed_is_named(tmp_path: Path) -> None:
+    pod = (
+        "Name:             llm-worker-2\nNamespace:        train\nNode:             n2/10.0.0.2\n"
+        "Status:           Running\nContainers:\n  pytorch:\n    State:          Running\n"
+        "    Last State:     Terminated\n      Reason:       Error\n      Exit Code:    139\n"
+        "    Restart Count:  1\n"
+    )
+    assert first_of(tmp_path, pod).summary.startswith("A process of llm-worker-2 died of SIGSEGV")
