@@ -24,7 +24,8 @@ Otherwise, if one phase or gap (the place) holds the excess and had none before,
 3. The onset is used only if half of the level is reached by few observations before it, and by most from it to the
    detected start. Otherwise the excess may be noise of the place.
 
-A growing excess reaches half of its level long after its onset: the onset moves to the first rise (`_first_rise`).
+A growing excess reaches half of its level long after its onset: the onset moves to the first rise, or to
+where the line of its growth began (`first_rise`).
 
 If a GPU's steps are short, only one in N is stamped, but calls are recorded in every step. The onset lies between the
 last stamped step that was not slow and the first slow one. It is the step after which the peers always wait for the
@@ -52,8 +53,10 @@ from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps
 from analyzers.stragglers.comparison.persistence import Segment, find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["with_growth", "with_onset", "with_place_onset"]
+__all__ = ["first_rise", "with_growth", "with_onset", "with_place_onset"]
 
+MAX_LINE = 1000
+"""Observations before the level in which a line of growth is searched: a longer search would take seconds."""
 Booleans = npt.NDArray[np.bool_]
 
 
@@ -111,7 +114,7 @@ def _with_cpu_segments(
         later_ms = float(np.median((wall_ms - others_median(wall_ms))[own, end:]))
         is_ongoing = slow.by_cpu or later_ms >= SHARED.explained_ratio * slow.excess_ms
     dated = replace(slow, segments=segments, last_step=int(timings.steps[end - 1]), ongoing=is_ongoing)
-    return _dated_at(timings, dated, _first_rise(excess[own], segments[0].begin, np.ones(excess.shape[1], dtype=bool)))
+    return _dated_at(timings, dated, first_rise(excess[own], segments[0].begin, np.ones(excess.shape[1], dtype=bool)))
 
 
 def _without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], waits: Matrix | None) -> Straggler:
@@ -222,20 +225,20 @@ def with_place_onset(timings: Timings, slow: Straggler, peers: Sequence[int], wa
 
 
 def with_growth(timings: Timings, slow: Straggler, peers: Sequence[int], waits: Matrix | None = None) -> Straggler:
-    """Set the rank's onset to where its time in the place, or all its computing, first rose; see `_first_rise`."""
+    """Set the rank's onset to where its time in the place, or all its computing, first rose; see `first_rise`."""
     if not slow.has_peers or slow.paused_ratio or slow.by_cpu:
         return slow
     excess, is_compared = _place_excess(timings, slow, peers, waits)
-    return _dated_at(timings, slow, _first_rise(excess, slow.segments[0].begin, is_compared))
+    return _dated_at(timings, slow, first_rise(excess, slow.segments[0].begin, is_compared))
 
 
-def _first_rise(excess: Matrix, begin: int, is_compared: Booleans) -> int:
+def first_rise(excess: Matrix, begin: int, is_compared: Booleans) -> int:
     """The observation at which an excess began to rise, if it grew gradually to its level at observation `begin`;
     otherwise `begin`.
 
     An excess that grows reaches half of its final level long after its onset. The onset moves back to an earlier rise
     as long as most of the `min_steps` observations before `begin` exceed the level before them, by `sure_sigmas` times
-    a single step's noise and by a substantial part of the excess after them.
+    a single step's noise and by a substantial part of the excess after them. A line of growth may begin even earlier.
     """
     reach = SHARED.min_steps
     places = np.flatnonzero(is_compared)
@@ -251,7 +254,38 @@ def _first_rise(excess: Matrix, begin: int, is_compared: Booleans) -> int:
         votes = np.clip(values[:onset] - usual, 0.0, rise) - rise / 2
         gains = np.cumsum(votes[::-1])[::-1]
         onset = SHARED.history + int(np.argmax(gains[SHARED.history :]))
+    onset = _begin_of_line(values, onset, int(np.searchsorted(places, begin)))
     return begin if onset >= len(places) else min(begin, int(places[onset]))
+
+
+def _begin_of_line(values: Matrix, onset: int, begin: int) -> int:
+    """The observation before `onset` from which the values rise in a line; `onset` if no line fits better than levels.
+
+    A slow growth exceeds the noise of a step long after it began, but a line through all of it shows where. It must fit
+    better than three levels: before any observation, from there to `begin`, and from `begin` on. The values after
+    `begin` are left out, except for the next few, because the growth may have ended.
+    """
+    reach = SHARED.min_steps
+    end = min(len(values), begin + reach)
+    moved = max(0, end - MAX_LINE)
+    values, first = values[moved:end], onset - moved
+    if first <= SHARED.history or len(values) - first < reach:
+        return onset
+    starts, number = range(SHARED.history, first), np.arange(len(values))
+
+    def from_line(start: int) -> float:
+        above, since = values - np.median(values[:start]), np.maximum(0, number - start)
+        slope = float(np.median(above[start + reach :] / since[start + reach :]))
+        return float(np.abs(above - slope * since).sum())
+
+    def from_levels(start: int) -> float:
+        parts = np.split(values, sorted({start, max(start, begin - moved)}))
+        return sum(float(np.abs(part - np.median(part)).sum()) for part in parts if len(part))
+
+    distances = [from_line(start) for start in starts]
+    if min(distances) >= min(from_levels(start) for start in (*starts, first)):
+        return onset
+    return moved + starts[int(np.argmin(distances))] + 1
 
 
 def _place_excess(
