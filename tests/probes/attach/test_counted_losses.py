@@ -56,6 +56,27 @@ def test_the_loss_is_the_mean_of_all_tokens(steps: list[tuple[int, ...]], tmp_pa
     assert recorded(tmp_path / "run") == pytest.approx(means)
 
 
+def test_a_summed_cross_entropy_counts_its_targets(tmp_path: Path) -> None:
+    """As fairseq sums it, over a varying number of tokens, to divide the gradients by their number."""
+    model = nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    means: list[float] = []
+    for lengths in ((3, 7), (9, 2), (4, 4)):
+        total, count = 0.0, 0
+        for length in lengths:
+            targets = torch.randint(0, 5, (length,))
+            targets[0] = 1  # padding
+            loss = nn.functional.cross_entropy(model(torch.randn(length, 4)), targets, reduction="sum", ignore_index=1)
+            loss.backward()
+            total, count = total + loss.item(), count + int((targets != 1).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        means.append(total / max(1, count))
+    detach()
+    assert recorded(tmp_path / "run") == pytest.approx(means)
+
+
 @pytest.mark.parametrize("first", [134, 128])
 def test_a_factor_that_is_a_number_keeps_its_meaning_in_all_steps(first: int, tmp_path: Path) -> None:
     """A count that the loop has read is a power of two in one step, and another number in the next."""

@@ -22,6 +22,9 @@ from tests.probes.small_models import WIDTH, Net
 from tests.processes import run_ranks
 
 STEPS = 4
+BAD_STEP = 2
+SKIPS = ("fsdp2 clipped", "fsdp1 clipped", "fsdp2 one weight")
+"""Ways of clipping by a norm that shows all ranks a NaN of one; the last one's is a part on each rank."""
 KINDS = ("whole", "fsdp2", "fsdp2 clipped", "fsdp1", "fsdp1 clipped", "tp", "tp clipped", "by hand", "by hand clipped")
 OF_ORDER = [(kind, order) for kind in ("fsdp2", "tp") for order in ("inf", "1")]
 """Ways of clipping by another norm than the Euclidean one, each beside that of the whole model."""
@@ -113,6 +116,32 @@ def _train(rank: int, world_size: int, folder: str) -> None:
             optimizer.zero_grad()
         detach()
         dist.barrier()
+
+
+def _train_and_skip(rank: int, world_size: int, folder: str) -> None:
+    for kind in SKIPS:
+        model = _prepared(kind, rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        clipped = [next(model.parameters())] if kind == "fsdp2 one weight" else list(model.parameters())
+        attach(model, optimizer, run_dir=f"{folder}/{kind}", watch=False)
+        for step in range(1, STEPS + 1):
+            loss = model(torch.ones(8, WIDTH)).square().mean()
+            (loss * (torch.nan if step == BAD_STEP and rank == 1 else 1.0)).backward()
+            norm = model.clip_grad_norm_(1.0) if kind == "fsdp1 clipped" else clip_grad_norm_(clipped, 1.0)  # type: ignore[operator]
+            if bool(norm.isfinite()):
+                optimizer.step()
+            optimizer.zero_grad()
+        detach()
+        dist.barrier()
+
+
+def test_a_step_that_all_ranks_skip_for_the_norm_of_their_shards_is_refused(tmp_path: Path) -> None:
+    run_ranks(_train_and_skip, world_size=2, args=(str(tmp_path),))
+    for kind in SKIPS:
+        with Store.open(RunDir(tmp_path / kind)) as store:
+            rows = store.rows("SELECT step, committed, isnan(grad_norm) FROM steps ORDER BY step, rank")
+        expected = [(step, step != BAD_STEP, step == BAD_STEP) for step in range(1, STEPS + 1) for _ in range(2)]
+        assert rows == expected, kind
 
 
 def _norms(folder: Path) -> list[tuple[int, float]]:

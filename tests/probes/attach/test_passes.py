@@ -120,9 +120,13 @@ def test_tasks_that_adapt_copies_of_a_model_are_micro_batches(tmp_path: Path) ->
     assert found == pytest.approx(losses)
 
 
+@pytest.mark.parametrize("has_loader", [True, False])
 @pytest.mark.parametrize("clears", ["none", "zeros", "after_forward", "never"])
-def test_passes_that_an_epoch_leaves_over_count_only_if_their_gradients_are_used(clears: str, tmp_path: Path) -> None:
-    """YOLOv5 and MAE accumulate over a number of batches that need not divide those of an epoch."""
+def test_passes_that_an_epoch_leaves_over_count_only_if_their_gradients_are_used(
+    clears: str, has_loader: bool, tmp_path: Path
+) -> None:
+    """YOLOv5 and MAE accumulate over a number of batches that need not divide those of an epoch. Without a `DataLoader`
+    the end of the epoch is not seen."""
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     auto_attach(run_dir=tmp_path / "run", watch=False)
@@ -132,7 +136,8 @@ def test_passes_that_an_epoch_leaves_over_count_only_if_their_gradients_are_used
         if clears in ("none", "zeros"):
             optimizer.zero_grad(set_to_none=clears == "none")
             passes.clear()
-        for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.randn(10, 4)), batch_size=2)):
+        loader = DataLoader(TensorDataset(torch.randn(10, 4)), batch_size=2)
+        for number, (batch,) in enumerate(loader if has_loader else ((torch.randn(2, 4),) for _ in range(5))):
             loss = model(batch).square().mean()
             if clears == "after_forward" and epoch and number == 0:
                 optimizer.zero_grad()
@@ -140,10 +145,61 @@ def test_passes_that_an_epoch_leaves_over_count_only_if_their_gradients_are_used
             (loss / 2).backward()
             passes.append(loss.item())
             if number % 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
                 optimizer.step()
                 optimizer.zero_grad()
                 expected.append(sum(passes) / 2 if len(passes) == 2 else sum(passes) / 6)
                 passes.clear()
-    detach()
+    detach()  # the passes that are left at the end are no step
     with Store.open(RunDir(tmp_path / "run")) as store:
         assert [loss for (loss,) in store.rows("SELECT loss FROM steps ORDER BY step")] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("gradients", ["attack", "assigned", "copied"])
+def test_passes_whose_gradients_are_cleared_count_only_if_the_loop_has_kept_them(
+    gradients: str, tmp_path: Path
+) -> None:
+    """An attack needs the gradients of its inputs only; gradient surgery and private training combine kept ones."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
+    (model(torch.ones(2, 4)).sum() * 0.0).backward()
+    optimizer.step()
+    losses: list[list[float]] = []
+    for _ in range(3):
+        losses.append([])
+        kept: list[torch.Tensor] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.randn(2, 4)).square().mean()
+            loss.backward()
+            assert model.weight.grad is not None
+            kept.append(model.weight.grad.clone())
+            losses[-1].append(loss.item())
+        if gradients == "assigned":
+            model.weight.grad = torch.stack(kept).mean(0)
+        elif gradients == "copied":
+            assert model.weight.grad is not None
+            model.weight.grad.copy_(torch.stack(kept).mean(0))
+        optimizer.step()
+    detach()
+    expected = [step[-1] if gradients == "attack" else sum(step) / 3 for step in losses]
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert [loss for (loss,) in store.rows("SELECT loss FROM steps ORDER BY step")] == pytest.approx(
+            [0.0, *expected]
+        )
+
+
+def test_a_nan_among_losses_that_do_not_count_is_seen(tmp_path: Path) -> None:
+    """A loop may clear gradients because they are NaN, without a norm that shows it."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
+    for number in range(5):
+        (model(torch.ones(2, 4)).mean() * (math.nan if number == 2 else 1.0)).backward()
+        if number != 2:
+            optimizer.step()
+        optimizer.zero_grad()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT isnan(loss) FROM steps ORDER BY step") == [(False,), (False,), (True,), (False,)]
