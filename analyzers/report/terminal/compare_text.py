@@ -37,7 +37,8 @@ def render(comparison: Comparison, console: Console) -> None:
         if not rows:
             continue
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        table.add_column(heading, min_width=18, overflow="fold")
+        # rich would cut the other columns off where this one keeps its width on a narrow terminal
+        table.add_column(heading, min_width=min(18, console.width // 4), overflow="fold")
         for name in (comparison.run_a, comparison.run_b):
             table.add_column(Text(visible(name)), overflow="fold")
         for row in rows[:MAX_ROWS]:
