@@ -31,7 +31,7 @@ def goodput(view: View) -> None:
             ("Goodput", units.percent(account.goodput_ratio), None, GOODPUT),
             ("Wall time", units.duration(account.wall_s), None, None),
             ("Steps kept", str(account.num_kept), None, None),
-            ("Steps discarded", str(account.num_discarded), None, "Steps that ended and were refused, rolled back or lost."),
+            ("Steps discarded", str(account.num_discarded), None, "Ended steps: refused, rolled back or lost."),
         ], key="goodput",
     )  # fmt: skip
     chart(figures.waterfall, account, key="waterfall", what="Wall time by category, down to training")
