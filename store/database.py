@@ -35,6 +35,7 @@ __all__ = [
     "StoreBusyError",
     "StoreCorruptError",
     "StoreError",
+    "StoreForeignError",
     "StoreLockedError",
     "StoreOutdatedError",
     "WriterLock",
@@ -60,7 +61,8 @@ class StoreError(ValueError):
     ├── StoreLockedError    another process is the store's writer
     ├── StoreBusyError      another process kept the file open for longer than the time limit
     └── StoreCorruptError   the file is not a readable DuckDB database
-        └── StoreOutdatedError   it is intact, but was written by another version of Rankscope
+        ├── StoreOutdatedError   it is intact, but was written by another version of Rankscope
+        └── StoreForeignError    it is intact, but has the records of another run
     """
 
 
@@ -86,6 +88,10 @@ class StoreCorruptError(StoreError):
 
 class StoreOutdatedError(StoreCorruptError):
     """The file is intact, but has the tables of another version of Rankscope."""
+
+
+class StoreForeignError(StoreCorruptError):
+    """The file is intact, but has the records of another run."""
 
 
 POLL_S = 0.005

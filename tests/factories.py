@@ -114,8 +114,9 @@ class RankWriter:
 
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         """Write an event at this rank's current time. As in `EventWriter`, a given time is by the wall clock only."""
-        now: dict[str, Any] = {"wall_ns": self.now_ns + self.wall_minus_mono_ns, "mono_ns": self.now_ns}
-        self.events.write(kind, step=step, **{**({} if "wall_ns" in detail else now), **detail})
+        now = {"wall_ns": self.now_ns + self.wall_minus_mono_ns, "mono_ns": self.now_ns}
+        times: dict[str, Any] = {} if "wall_ns" in detail else now
+        self.events.write(kind, step=step, **(times | detail))
 
     def close(self, *, clean: bool = True) -> None:
         """Close the files; without `clean`, no `rank_closed` is written and the tapes are not sealed."""

@@ -50,7 +50,7 @@ def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | No
     """One piece of advice for each rule that applies."""
     manifest = scope.manifest
     if manifest.keys() <= {"run_id"}:
-        return [_insufficient("run.json is missing or damaged")]
+        return [_insufficient("run.json is missing, damaged or of another run")]
     if not isinstance(manifest.get("config"), Mapping):
         return [_insufficient("run.json has no configuration (an attached loop can pass one to `attach`)")]
     if absent := lacking(source, steps=("duration_ns",)):

@@ -22,7 +22,7 @@ from .event_kinds import RANK
 from .events import read_events
 from .files.safe_open import open_plain, sync_folder
 from .format.schema import UNSET
-from .rundir import RunDir
+from .rundir import CREATED, RunDir
 
 __all__ = [
     "all_ended", "claim", "claims", "is_closed", "newest", "pids_of_rank", "process_is_alive",
@@ -44,7 +44,8 @@ def claim(run: RunDir, *, launch: str = "", **detail: Any) -> int:
     who = {"wall_ns": time.time_ns(), "host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks()}
     fresh = folder / f".claim-{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
     with open(fresh, "w", encoding="utf-8") as file:
-        json.dump(who | ({"launch": launch} if launch else {}) | detail, file)
+        created = {CREATED: made} if (made := run.created_ns()) else {}  # to recognise a run.json of another run
+        json.dump(who | created | ({"launch": launch} if launch else {}) | detail, file)
         file.flush()
         os.fsync(file.fileno())
     try:

@@ -32,6 +32,9 @@ SECRETS = "secrets.json"
 _UNKNOWN = "what was configured is not known"
 NO_MANIFEST = f"is damaged: {_UNKNOWN}"
 MISSING_MANIFEST = f"is missing: {_UNKNOWN}"
+CREATED = "created_wall_ns"
+"""Fact of `run.json` that every claim of an attempt repeats."""
+FOREIGN = f"is that of another run: {_UNKNOWN}"
 ALTERED = "was altered: its digest does not match"
 _DIGEST = "digest"
 """Key in `run.json` of the digest of all its other content."""
@@ -233,23 +236,38 @@ class RunDir:
             return f"cannot be read ({error.strerror}): {_UNKNOWN}"
         except (ValueError, RecursionError):
             return NO_MANIFEST
+        if self._is_foreign(public):
+            return FOREIGN
         if _DIGEST in public:
             return "" if public[_DIGEST] == _digest(public) else ALTERED
         has_renamed_digest = any(isinstance(value, str) and _DIGEST_TEXT.fullmatch(value) for value in public.values())
         return ALTERED if has_renamed_digest else ""
+
+    def _is_foreign(self, public: Mapping[str, Any]) -> bool:
+        """Return True if the attempts of this run were claimed under another `run.json`."""
+        claims = [self._read(path.relative_to(self.path).as_posix()) for path in self.path.glob("attempts/*.json")]
+        created = {claimed[CREATED] for claimed in claims if isinstance(claimed.get(CREATED), int)}
+        return bool(created) and public.get(CREATED, 0) not in {0, *created}
 
     def _make_folders(self) -> None:
         for folder in (self.tapes, self.checkpoints, self.stacks, self.reports):
             folder.mkdir(exist_ok=True)
 
     def manifest(self) -> dict[str, Any]:
-        """`run.json`; an empty dict if it is missing or unreadable, because a dead run must still be readable.
+        """`run.json`; an empty dict if it is missing, unreadable or of another run: a dead run must still be readable.
 
         `problems` says why it is empty. `run_id` is the present name of the folder, even if the folder was copied or
         renamed.
         """
         found = {key: value for key, value in self._read("run.json").items() if key != _DIGEST}
+        if self._is_foreign(found):
+            return {}
         return found and found | {"run_id": self.run_id}
+
+    def created_ns(self) -> int | None:
+        """When `run.json` was created (epoch nanoseconds), which identifies it; None if unknown."""
+        found = self._read("run.json").get(CREATED)
+        return found if isinstance(found, int) else None
 
     def recorded_id(self) -> str:
         """The run's name when it started, from `run.json`; the folder's name if none is recorded there."""
@@ -278,7 +296,7 @@ class RunDir:
 
     def begin_manifest(self, manifest: dict[str, Any]) -> None:
         """Write `run.json` of a new run: `manifest` plus the facts that every run records about itself."""
-        own = {"run_id": self.run_id, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()}
+        own = {"run_id": self.run_id, "schema_version": SCHEMA_VERSION, CREATED: time.time_ns()}
         self.write_manifest(own | manifest)
 
     def add_to_manifest(self, facts: dict[str, Any]) -> None:

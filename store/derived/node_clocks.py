@@ -1,6 +1,6 @@
 """Differences between the nodes' clocks, so that all records of a run can be shown by the clock of its first node.
 
-    clocks = node_clocks(connection, paths)     # the files are attached as n0, n1, ...
+    clocks = node_clocks(connection, paths, tables)     # the files are attached as n0, n1, ...
     clocks[1].ahead_ns(attempt=0)               # node 1's clock minus the first node's
 
 A node whose clock is wrong dates all of its records wrongly: the start or the end of the run, and the order of events.

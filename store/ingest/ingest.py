@@ -34,6 +34,7 @@ from store.database import (
     StoreBusyError,
     StoreCorruptError,
     StoreError,
+    StoreForeignError,
     StoreOutdatedError,
     WriterLock,
     as_store_error,
@@ -48,7 +49,7 @@ from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import ReadState, load, save
 from store.ingest.retention import fold_calls, retirable
-from store.ingest.store_file import create, identity_of, known_store, load_read_only, remember
+from store.ingest.store_file import check_origin, create, identity_of, known_store, load_read_only, remember
 from store.ingest.tail import NewEvents, NewRecords, Problem, Tail, anchor_of
 from store.ingest.transaction import Transfer
 from store.writer_file import WriterFile
@@ -169,7 +170,7 @@ class Ingester(Closing):
         """
         quarantined = quarantine(self.path)
         logger.warning("%s (set aside: %s)", error, quarantined)
-        lost = self._carry_over(quarantined)
+        lost = self._carry_over(quarantined, is_foreign=isinstance(error, StoreForeignError))
         # rebuilding an outdated store loses nothing, so it is not reported as a problem
         if lost or not isinstance(error, StoreOutdatedError):
             reason = str(error).removeprefix(f"{self.path} ").partition("; `rankscope")[0]
@@ -205,11 +206,11 @@ class Ingester(Closing):
         self._identity = identity_of(self.path)
         return dict(retirable(self.run, self.folders, self._state, before_ns))
 
-    def _carry_over(self, former: Path | None) -> str:
+    def _carry_over(self, former: Path | None, *, is_foreign: bool) -> str:
         """Copy the rows of retired tapes, which only the former store has. Returns a clause for the log if any were
         lost.
         """
-        if not retired_segments(self.run.node_dir(self.folders.node_rank) / INDEX_NAME):
+        if is_foreign or not retired_segments(self.run.node_dir(self.folders.node_rank) / INDEX_NAME):
             return ""
         try:
             if former is not None:
@@ -230,7 +231,7 @@ class Ingester(Closing):
         if identity is None:
             return False
         if identity != self._identity:
-            state = load_read_only(self.path, self._tick_wait_s)
+            state = load_read_only(self.path, self._tick_wait_s, self.folders.all())
             if state is None:
                 return False
             self._state = state
@@ -248,6 +249,7 @@ class Ingester(Closing):
                 if known is None:
                     known = create(connection)
                 if known != (self._state.store_id, self._state.generation):
+                    check_origin(connection, self.path, self.folders.all())
                     self._state = load(connection)
                 redact = Redactor.of(self.run.private_manifest())
                 transfer = Transfer(connection, self._dictionary, self._state, redact)

@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from probes.tape import event_kinds
+from probes.tape.events import MAX_LINE_BYTES, read_events
 from probes.tape.format.schema import SCHEMA_VERSION
-from store.database import StoreBusyError, StoreCorruptError, StoreError, StoreOutdatedError, connect_attached, log_of
+from store.database import (
+    StoreBusyError,
+    StoreCorruptError,
+    StoreError,
+    StoreForeignError,
+    StoreOutdatedError,
+    connect_attached,
+    log_of,
+)
 from store.ddl import create_statements, fingerprint
+from store.ingest.rank_folders import Folder
 from store.ingest.read_positions import ReadState, load
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["create", "identity_of", "known_store", "load_read_only", "remember"]
+__all__ = ["check_origin", "create", "identity_of", "known_store", "load_read_only", "remember"]
 
 MAX_REMEMBERED = 64
 _remembered: OrderedDict[tuple[object, ...], ReadState] = OrderedDict()
@@ -38,8 +50,9 @@ def identity_of(path: Path) -> tuple[int, ...] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def load_read_only(path: Path, wait_s: float) -> ReadState | None:
-    """Load the read state of a store with the current schema; None if it must be opened for writing, or created."""
+def load_read_only(path: Path, wait_s: float, folders: Sequence[Folder]) -> ReadState | None:
+    """Load the read state of a store with the current schema; None if it must be opened for writing, created, or set
+    aside."""
     import duckdb
 
     file = _file_of(path)
@@ -55,8 +68,9 @@ def load_read_only(path: Path, wait_s: float) -> ReadState | None:
         rows = connection.execute("SELECT schema_version, fingerprint FROM store.main.ingest_meta").fetchall()
         if rows != [(SCHEMA_VERSION, fingerprint())]:
             return None
+        check_origin(connection, path, folders, "store.main")
         state = load(connection, "store.main")
-    except duckdb.Error:
+    except (duckdb.Error, StoreForeignError):
         return None
     finally:
         connection.close()
@@ -102,6 +116,38 @@ def known_store(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] |
     if mark != fingerprint():
         raise StoreOutdatedError(f"{path} has the tables of another version of rankscope")
     return str(store_id), int(generation)
+
+
+def check_origin(connection: DuckDBPyConnection, path: Path, folders: Sequence[Folder], schema: str = "main") -> None:
+    """Raise StoreForeignError if the store has none of the ranks' processes that the folders have, but others."""
+    import duckdb
+
+    try:
+        stored = set(connection.execute(f"SELECT attempt, rank, pid, start_ticks FROM {schema}.ranks").fetchall())
+    except duckdb.Error:
+        return  # damage, which a later query reports
+    known = {row[:2] for row in stored}
+    is_foreign = False
+    for folder in folders:
+        found = _processes(folder) if (folder.attempt, folder.rank) in known else []
+        if not stored.isdisjoint(found):
+            return
+        is_foreign = is_foreign or bool(found)
+    if is_foreign:
+        raise StoreForeignError(f"{path} has the records of another run")
+
+
+def _processes(folder: Folder) -> list[tuple[int, int, int, int]]:
+    """(attempt, rank, pid, start of the process) of the first identities that a rank recorded."""
+    try:
+        events, _, _ = read_events(folder.path / "events.jsonl", 0, MAX_LINE_BYTES)
+    except OSError:
+        return []
+    return [
+        (folder.attempt, folder.rank, event["pid"], event["start_ticks"])
+        for event in events
+        if event["kind"] == event_kinds.RANK and isinstance(event.get("pid"), int) and "start_ticks" in event
+    ]
 
 
 def create(connection: DuckDBPyConnection) -> tuple[str, int]:

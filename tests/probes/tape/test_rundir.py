@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from probes.tape import rundir
-from probes.tape.rundir import RunDir, RunError
+from probes.tape.attempts import claim
+from probes.tape.rundir import FOREIGN, RunDir, RunError
 from store import Store
 from tests.factories import make_run
 
@@ -116,3 +117,17 @@ def test_a_renamed_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
     (moved.path / "run.json").write_text("{}")
     assert moved.manifest() == {}
     assert moved.recorded_id() == "after"
+
+
+def test_a_manifest_of_another_run_is_reported_and_not_used(tmp_path: Path) -> None:
+    one, other = (RunDir.create(tmp_path / "runs", name=name, manifest={"config": name}) for name in ("one", "other"))
+    assert claim(one) == 0
+    assert (one.problems(), one.manifest()["config"]) == ({}, "one")
+    own = (one.path / "run.json").read_bytes()
+    (one.path / "run.json").write_bytes((other.path / "run.json").read_bytes())
+    assert one.problems() == {"run.json": FOREIGN}
+    assert one.manifest() == {}
+    (one.path / "run.json").write_bytes(own)
+    one.begin_manifest({"config": "again"})  # another launch into the same folder
+    assert claim(one) == 1
+    assert (one.problems(), one.manifest()["config"]) == ({}, "again")
