@@ -48,8 +48,7 @@ F = TypeVar("F", bool, float, int, str)
 READ_STEPS = 2000
 """Number of evenly spaced steps that is enough for a median or a figure."""
 READ_CALLS = 4_000_000
-"""Maximum number of rows of collectives or steps that are all read; from larger tables every k-th rank or step is read.
-"""
+"""Maximum rows of a table of collectives or steps that is read in full; of larger ones, every k-th rank or step is."""
 READ_ROWS = 20_000_000
 """Maximum number of rows of steps or spans for sums and medians over all of them; larger tables use every k-th step."""
 
@@ -111,7 +110,7 @@ def ints(column: npt.NDArray[Any], missing: int = -1) -> npt.NDArray[np.int64]:
 
 
 def missing_tables(source: TypedSource, *tables: str) -> list[str]:
-    """Return the names in `tables` that are missing or empty: no records do not mean a healthy run."""
+    """Return the names in `tables` that are missing or empty: a lack of records is not health."""
     return [t for t in tables if not source.has(t) or not source.rows(f"SELECT 1 FROM {t} LIMIT 1")]
 
 

@@ -12,8 +12,8 @@ the step. In a step without any known phase the gaps are UNSET.
 
 On a GPU the host runs ahead of its device. It waits for the device (and thus for other ranks) whenever it reads back a
 value. So the step, its phases, gaps and waits are timed by events on the compute stream
-(`probes.device.phase_events`) and written a step or more later. Steps without such stamps only have host times of the
-whole step, loading, checkpoints and evaluations. For these steps analyzers use the durations of calls
+(`probes.device.phase_events`) and written a step or more later. Steps without such stamps have at most host times of
+the whole step, loading, checkpoints and evaluations. For these steps analyzers use the durations of calls
 (`analyzers.account.device.device_timings`).
 """
 
@@ -125,7 +125,7 @@ def _column_value(column: str, value: float) -> float:
         return float(value)
     whole = int(value)
     if not 0 <= whole < _MAX_COUNT:
-        raise ValueError(f"{column} = {whole if abs(whole) < 10**30 else 'a number of more than 30 digits'}: no count")
+        raise ValueError(f"{column} = {whole if abs(whole) < 10**30 else 'a number of over 30 digits'}: not a count")
     return whole
 
 
@@ -254,7 +254,7 @@ class StepClock:
         stamped = events.end(_LAST_GAP)
         if stamped is SKIPPED:
             self.row[_STAMPED] = 0
-            self.row[_DATA] = _UNSET_I64  # only steps with device times also keep the host's time for data
+            self.row[_DATA] = _UNSET_I64  # the stamped steps represent this one in its data time, too
         elif stamped:
             self.defer()
 
@@ -276,7 +276,7 @@ class StepClock:
         self.set_late(step.step, **values)
 
     def set(self, **values: float) -> None:
-        """Set columns of the current step. A value that its column cannot take stays unset, and is counted."""
+        """Set columns of the current step. A value that its column cannot take is left out and counted as an error."""
         for column, value in values.items():
             try:
                 self.row[_COLUMNS[column]] = _column_value(column, value)

@@ -28,7 +28,7 @@ _CAUSE_OF_SLOWDOWN = {"thermal": "thermal", "power": "power"}
 
 
 def kernel_warnings(book: LogBook, *, is_finished: bool) -> list[Finding]:
-    """Findings of the kinds that readings of devices and hosts have, one per device or host."""
+    """Findings of the same kinds as device and host readings give, one per device or host."""
     found = [*_xids(book), *_links(book), *_slowed_gpus(book), *_heat(book), *_blocked(book)]
     return [_as_remark(one) if is_finished or one.evidence.get("is_over") else one for one in found]
 
@@ -65,7 +65,7 @@ def _finding(kind: str, cause: str, lines: Sequence[LogLine], summary: str, book
 
 
 def _xids(book: LogBook) -> Iterator[Finding]:
-    """XIDs that a program causes, or that the device has dealt with. A rank that died from one reports it itself."""
+    """XIDs that a program causes, or that the device has dealt with. If a rank died from one, its own log shows it."""
     table = xid_table()
     for lines in _lines(book, "xid").values():
         by_code: dict[tuple[int, str], list[LogLine]] = defaultdict(list)
@@ -128,7 +128,7 @@ def _heat(book: LogBook) -> Iterator[Finding]:
     for lines in _lines(book, "cpu_throttled").values():
         cpus = len({entry.text("cpu") for entry in lines})
         events = max((entry.number("events") or 0 for entry in lines), default=0)
-        so_far = f", up to {events:,} times each since its start" if events else ""
+        so_far = f", up to {events:,} times each since boot" if events else ""
         what = f"The kernel{{of}} throttled {cpus} CPU{'s' * (cpus != 1)} because of heat{so_far}."
         yield _finding("host_pressure", "heat", lines, what, book, device="host", events=events or None)
 

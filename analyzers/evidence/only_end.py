@@ -10,7 +10,7 @@ candidates = in_order_of_ends(candidates, book)
 3. If a process ended with an error before the scheduler's time limit, the job had already failed: the other ranks, or
    threads of that process, only waited for the limit.
 4. If ranks gave up waiting before the job was cancelled or reached its time limit, the job had already hung.
-5. A process that reports an address or interface without which it cannot connect, and then ends, ended because of it.
+5. If a process reports that it cannot connect (wrong address or interface) and then ends, that is why it ended.
 6. A connection or port that failed before a wait timed out explains the timeout: the other ranks waited for the one
    that could not connect or send.
 """
@@ -110,8 +110,8 @@ def _hang_before_end(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _setup_before_death(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
-    """Put a failed connection ahead of the end of the process that reported it. A process that only exited may be the
-    one of a line that names no process; a peer of a process that ended does not reach it, either.
+    """Put a failed connection ahead of the end of the process that reported it. A line that names no
+    process may be that of a process that exited. If a signal ended it, the line may be a peer's.
     """
     if not candidates or candidates[0].rank_class != "death" or candidates[0].cause not in ("exit", "signal"):
         return list(candidates)
@@ -196,7 +196,7 @@ def _only_traceback(book: LogBook) -> LogLine | None:
     if len(set(last_lines)) < len(last_lines):
         return None  # the tracebacks are interleaved
     first = with_frames[0]  # its text may contain the other tracebacks, if it quotes a loader worker
-    # A message of several lines names its cause below the line that is also read alone.
+    # Skip a line that only begins this message: the cause is in a later line of it.
     if any(is_victims(entry) for entry in raised if entry.text("traceback") or not _begins(first, entry)):
         return None
     are_parts = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)

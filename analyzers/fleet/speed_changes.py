@@ -15,7 +15,7 @@
    verdict (`too_few_runs`). A single configuration needs twelve runs.
 4. The limit is shared by all configurations tested (Bonferroni).
 5. The parts before and after a change are searched again by the same rules. Finally, a change is kept only if the runs
-   on its two sides, up to the neighbouring changes, differ in a test by random orders and by `SHARED.min_change_ratio`.
+   on its two sides, up to the neighbouring changes, differ by `SHARED.min_change_ratio` and in a test by random orders.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def _judged(name: str, runs: Sequence[RunSpeed], limit: float) -> ConfigurationS
 
 
 def _is_enough(count: int, limit: float) -> bool:
-    """Return True if a perfect separation of this many runs could pass the test. An odd number of runs has two middle
-    splits."""
+    """Return True if a perfect separation of this many runs could pass the test. An odd count has two middle splits,
+    so twice as many orders separate perfectly."""
     orders = math.comb(count, count // 2) / (2 if count % 2 == 0 else 4)
     return count >= 2 * SHARED.min_times and _TESTS / orders < limit
 

@@ -9,7 +9,7 @@ N the number of weights that multiply each token (in a mixture of experts only t
 activation checkpointing is not counted. The peak is the one for the training precision.
 
 Peaks are dense peaks from data sheets, by device name and matmul precision. If a sheet only has figures with sparsity,
-half of the figure is used; tensor cores of GeForce cards accumulate in fp32.
+half of it is used; for GeForce cards, the peak with accumulation in fp32.
 """
 
 from __future__ import annotations

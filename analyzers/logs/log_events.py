@@ -200,14 +200,14 @@ def _split_attempts(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]
 
     1. a launcher's start that follows a scheduler's line on a job's end, or a launcher's table of failures: the job was
        queued or launched again, and appended to its log;
-    2. a second start of the launcher of one node, or on a single node a resume, as Rankscope's own line shows;
-    3. a restart by a launcher, unless no step and only lost connections follow it, which may belong to the earlier
+    2. a second start of the same node's launcher, or on a single node Rankscope's line on a resume;
+    3. a restart by a launcher, if steps or an error follow it. Lost connections alone may belong to the earlier
        attempt;
     4. an exception that follows an error in the program's source or command line, because such an error ends every
        process of its start;
     5. the lines after a scheduler's line on the end of another job: all lines up to that line belong to the other job;
-    6. the lines after a scheduler's end that is older than the last start in the process's other stream;
-    7. the last of torchrun's attempt folders that shows an end;
+    6. the lines after a scheduler's line on a job's end, if the process's other stream shows a later start;
+    7. torchrun's last attempt folder whose files show an end;
     8. a repetition of the file's first lines after a failure, if only one process writes the file (otherwise they may
        belong to another rank), and if steps or a long time separate the two.
     """
@@ -286,7 +286,7 @@ def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
 
 
 def _after_end(lines: list[LogLine], started_ns: int) -> int:
-    """Line after the last scheduler's end that is older than a start; 0 if there is none."""
+    """Line after a scheduler's last line on a job's end before a start; 0 if there is none."""
     ends = ((entry.line, entry.wall_ns or wall_ns_of(entry.text("at"))) for entry in lines
             if entry.kind in _SCHEDULER_ENDS)  # fmt: skip
     return max((line + 1 for line, wall_ns in ends if wall_ns is not None and wall_ns < started_ns), default=0)
@@ -305,7 +305,7 @@ def _after_refused(lines: list[LogLine]) -> int:
 
 
 def _after_another_job(lines: list[LogLine]) -> int:
-    """Line after the last end of another job than the job that ended last; 0 if one job wrote the file."""
+    """Line after the last end of a job other than the one that ended last; 0 if one job wrote the file."""
     ends = [(entry.line, entry.text("job").partition(".")[0]) for entry in lines if entry.kind == "slurm_cancelled"]
     ends = [(line, job) for line, job in ends if job]
     others = [line for line, job in ends if job != ends[-1][1]]

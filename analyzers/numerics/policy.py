@@ -27,7 +27,7 @@ class LossSpikePolicy:
     """Newest steps (count) that are judged only once all ranks' records of them have arrived. Source: convention; a
     record that is missing for longer is lost, not late."""
     stayed_ratio: float = 1.15
-    """Last printed losses / level before the spikes (ratio) above which the loss counts as diverged.
+    """Loss at the end / loss before the spikes (ratio) above which the loss counts as diverged.
     Source: convention; a loss that recovers comes back to within a tenth."""
 
 
@@ -80,8 +80,8 @@ class GradientNoisePolicy:
     2.7: at 10 a step keeps 91 % of the progress, at 1/10 only 9 %."""
     min_local_ratio: float = 0.99
     """Smallest ratio of the mean squared local norm to the squared global norm that is believed. Source: it is at least
-    1 unless gradients were scaled. The largest that is believed is `doubled_factor` times the number of data ranks,
-    the ratio of pure noise."""
+    1 unless gradients were scaled. The largest that is believed is `doubled_factor` times the ratio of pure noise,
+    the number of data ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

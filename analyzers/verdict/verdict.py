@@ -3,7 +3,7 @@
     verdict(findings, facts, what_if)      # "No problems found (200 steps, 4 ranks)."
 
 The verdict claims no more than the evidence. If too much of a run's time was not measured or not compared, it does not
-say "no problems found". It mentions a gain in the what-if that no finding explains, with the advice that explains it.
+say "no problems found". It mentions a gain in the what-if that no finding explains, and says if an advice does.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
 
 
 def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
-    """Sentence on files for which no check was made. The reason comes from a check. If no check gives one, it is the
+    """Sentence on files in which nothing was judged, with the first check's reason. If no check gives one, it is the
     problem of a file."""
     reasons = list(dict.fromkeys(one.summary for one in findings if one.status == "insufficient_data"))
     if reasons:

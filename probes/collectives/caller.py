@@ -1,9 +1,9 @@
 """Call site of a collective: the nearest frame outside torch, the standard library and these probes.
 
     callers = CallerNames(recorder.name)
-    caller = callers.find(1)       # of our caller; its `number` is that of the name "train.py:48 training_step"
+    caller = callers.find(1)       # begins at our caller; `number` stands for "train.py:48 training_step"
 
-Walking up the stack creates an object for every frame, some twenty inside FSDP, and cost more than the rest of a
+Walking up the stack creates an object for every frame, some twenty inside FSDP, and costs more than the rest of a
 record. So the result says how many frames up the call site is, and at which instruction. For the next record,
 `probes.collectives.call_records` only checks whether that frame is at the same instruction. The walk is bounded. If
 autograd runs backward on a separate thread, there are no Python frames and so no caller.

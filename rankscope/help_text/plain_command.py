@@ -29,11 +29,11 @@ _VALUES = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMB
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help fits terminals of 60 or more columns, with finite numbers and no empty path."""
+    """A command that refuses infinite numbers and empty paths. Its help fits 60 or more columns."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words of the command line. Raises BadParameter for a number that is infinite, such as 1e999, and
-        for an empty path: from an unset variable, it would be the current folder.
+        for an empty path (an unset variable), which would mean the current folder.
         """
         typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         rest = super().parse_args(ctx, args)

@@ -110,7 +110,7 @@ def _rows(connection: DuckDBPyConnection, sql: str, index: int) -> list[tuple[An
 
 
 def _measured(connection: DuckDBPyConnection) -> dict[int, dict[int, int]]:
-    """{node: {attempt: offset that the first node's `watch` measured first in it}}, nanoseconds."""
+    """{node: {attempt: first offset that the first node's `watch` measured}}, nanoseconds."""
     found: dict[int, dict[int, int]] = {}
     for attempt, node, offset_ns in connection.execute(
         "SELECT attempt, TRY_CAST(detail->>'node_rank' AS INTEGER), TRY_CAST(detail->>'offset_ns' AS BIGINT) "

@@ -120,7 +120,7 @@ def ask(
 ) -> ConsoleAnswer:
     """Run one read-only statement on a run's records and return its result. Raises StoreError.
 
-    `memory_bytes`: limit on the memory that is used in addition to an idle connection's. `catch_up`: as in
+    `memory_bytes`: limit on memory beyond what an idle connection uses. `catch_up`: as in
     `Store.open`; runs in this process, outside the limits.
     """
     with contextlib.ExitStack() as scratch:

@@ -25,7 +25,7 @@ and other values are refused before anything starts. [Parallelism](parallelism.m
     rankscope train my.toml --set train.steps=400 --set optim.lr=1e-3
     rankscope train gpt-demo --set parallel.tp=2 --set parallel.dp_shard=2
 
-An attached loop takes the settings of recording and `watch`, which are in the sections from `probes` on:
+An attached loop takes the settings of recording and `watch` (in section `probes` and below):
 `rankscope.attach(model, optimizer, config={"recovery": {"enabled": True}})`. There a wrong setting gives a warning, and
 the default is used."""
 _TYPES = {

@@ -272,7 +272,7 @@ def document_attention(query: Tensor, key: Tensor, value: Tensor, numbers: Tenso
     than `query` (grouped-query attention).
 
     Queries are processed in blocks. Each block attends, under a separate mask, to the keys up to its last position. If
-    there is more than one block, backward recomputes them. So only the rows of one block exist at a time.
+    there is more than one block, backward recomputes them. So the mask of only one block exists at a time.
     """
     seq = query.shape[2]
     if seq <= DOCUMENT_ROWS:

@@ -28,7 +28,7 @@ _OFF_BUS_TEXTS = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
 """Names of a training process in the kernel's log: Python, or a thread of torch."""
 _NONFATAL = re.compile(r"^\w+ Nonfatal\b")
-"""Start of the text of an error of an NVLink from which the link recovered (Xids 144 to 150)."""
+"""Start of the text of an NVLink error from which the link recovered (Xids 144 to 150)."""
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.\d)?")
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
 
@@ -58,8 +58,8 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, _), device_lines in by_device.items():
         bus = device_lines[0].text("bus")
-        # A driver prints several lines about a lost device, and only one of them names the device: with NVIDIA the
-        # first of three, with AMD one after the cause. Nearby lines that name no device belong to the same device.
+        # A driver prints several lines about a lost device, and only one of them names the device: the first of
+        # three with NVIDIA, a line after the cause with AMD. Nearby lines that name no device belong to it.
         if not bus:
             device_lines = [entry for entry in device_lines if not any(
                 (entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
@@ -67,7 +67,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
                  and not went_on(entry, book)]  # fmt: skip
         if not lines:
             continue
-        # The counter shows the last error, even one from an earlier job.
+        # DCGM's gauge shows the last XID, even one from an earlier job.
         is_gauge = all(entry.text("gauge") for entry in lines)
         is_sure = not is_gauge and any(when_of(entry, book) == "the job's" for entry in lines)
         codes = list(dict.fromkeys(code for entry in lines if (code := _xid(entry)) is not None))
@@ -208,7 +208,7 @@ def _xid(entry: LogLine) -> int | None:
 
 
 def ends_no_device(entry: LogLine) -> bool:
-    """Return True for an Xid that the program caused, that the device has dealt with, or of which its text says so."""
+    """Return True for an Xid that the program caused, the device has dealt with, or that is nonfatal by its text."""
     about = xid_table()["xid"].get(str(_xid(entry)), {})
     is_handled = about.get("action") == "watch" or _NONFATAL.search(entry.text("text")) is not None
     return _xid(entry) in PROGRAM_XIDS or is_handled

@@ -35,7 +35,7 @@ from store.readers.untrusted.external_files import Survey
 __all__ = ["FILES", "hangs_not_checked", "hangs_of_dumps", "hangs_partly_checked"]
 
 MAX_LISTED = 16
-_ENLARGE = "(set TORCH_FR_BUFFER_SIZE, up to torch 2.8 TORCH_NCCL_TRACE_BUFFER_SIZE, to 2000)"
+_ENLARGE = "(set TORCH_FR_BUFFER_SIZE=2000; up to torch 2.8, TORCH_NCCL_TRACE_BUFFER_SIZE=2000)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@
 With stamped steps, the side is decided by the part of the rank's excess in which its device waited for its host.
 Without stamps, one call of each slow step is examined: the one before which the rank spent the most time. If the host
 had launched it before the device's preceding work began, the device was late. If its kernel started as soon as it was
-launched, the host was late. If the device worked after it had waited for its host, neither is the case. Then the host's
-lead decides: a host that is a whole step ahead is not late, and a host that has lost such a lead is late.
+launched, the host was late. Otherwise (the device waited for its host and then worked) the host's lead
+decides: a host that is a whole step ahead is not late, and a host that has lost such a lead is late.
 
 If all hosts become slower, the device with the smallest lead waits for its host first, and the other ranks wait for
 that device. Its rank looks slow until the others have used up their leads:
@@ -15,7 +15,7 @@ that device. Its rank looks slow until the others have used up their leads:
 1. A slow host takes longer than its peers' hosts in some phase or gap. A host that takes no longer in any of them is as
    fast as they are.
 2. The host of a peer with a full launch queue blocks in every launch and thus seems as slow as a slow host. It is then
-   as far ahead of its device as any host was; such peers prove nothing.
+   as far ahead of its device as any host was, and is not counted as slow.
 3. Hosts that wait for a result in every step are never a whole step ahead, and have no lead to lose.
 """
 
@@ -107,7 +107,7 @@ def _late_ms(
 
 
 def is_late_as_peers(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> bool:
-    """Return True if the hosts of the peers take as long as the host of the rank with a late host."""
+    """Return True if the peers' hosts take as long as the slow rank's late host."""
     if missing_tables(source, "nccl_calls"):
         return False
     read = partial(host_places_ms, typical="avg" if slow.paused_ratio else "median")
@@ -122,9 +122,9 @@ def is_late_as_peers(source: Source, attempt: int, slow: Straggler, peers: Seque
 
 
 def _leads(source: Source, attempt: int, slow: Straggler, ranks: Sequence[int]) -> tuple[float, float]:
-    """Return two leads in steps: by how much the hosts of these ranks are ahead of their devices in the newest slow
-    steps, and the 0.9 quantile of their leads and the slow rank's, in these and in earlier steps. In steps of the host,
-    because a full launch queue limits the number of steps, however long they take."""
+    """Return two leads of hosts over their devices: the median for `ranks` in the newest slow steps, and the 0.9
+    quantile for `ranks` and the slow rank in these and earlier steps. The unit is steps of the host, because a full
+    launch queue limits the number of steps, however long they take."""
     newest = max(slow.first_step, slow.last_step - NEWEST_STEPS)
     rows = source.rows(
         """

@@ -111,7 +111,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
         of_others = others_median(together)
         whole: Matrix = np.maximum(of_others, 1e-3).astype(np.float32)
         compute_excess = compute - others_median(compute)
-        data_excess = np.zeros_like(data)  # stays 0 for a rank if no peer loads data as well
+        data_excess = np.zeros_like(data)  # stays 0 for a rank without peers in data loading
         kinds: list[tuple[Cause, Ints, Matrix, Matrix]] = [("compute", np.arange(len(peers)), compute, compute_excess)]
         for loaders in (np.flatnonzero(np.isin(peers, group)) for group in timings.data_peers):
             if len(loaders) > 1:
@@ -306,7 +306,7 @@ def step_growth(timings: Timings, slow: Straggler) -> Growth | None:
     """Return how much the step time grew when a rank became slow, an upper bound of the rank's cost; None if there are
     too few earlier steps."""
     begin = slow.segments[0].begin
-    # Go back to the first slow step, since the host was already late before the segment.
+    # Go back to the first slow step: the host may have been late before the segment.
     while begin and slow.first_step <= timings.steps[begin - 1] < timings.steps[begin]:
         begin -= 1
     if begin < timings.observations_for(SHARED.history, slice(begin)):

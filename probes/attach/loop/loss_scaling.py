@@ -184,8 +184,8 @@ def input_of(node: Any) -> Any:
 
 def count_in(node: Any) -> float | Tensor | None:
     """The integer tensor by which this node multiplies the loss, or the number of targets of which it sums the cross
-    entropies (fairseq); None for other nodes. One on a device is copied there, since the loop may change it, and not
-    waited for."""
+    entropies (fairseq); None for other nodes. On a device it is copied without waiting, since the loop may change
+    it."""
     name = type(node).__name__
     if is_capturing():
         return None
@@ -194,7 +194,7 @@ def count_in(node: Any) -> float | Tensor | None:
         count = (targets != node._saved_ignore_index).sum() if isinstance(targets, Tensor) else None
         return count.item() if count is not None and count.is_cpu else count
     for other in (_saved(node, name) for name in ("other", "self")) if name == "MulBackward0" else ():
-        # A number in the program's text has a lower rank than a tensor: it does not raise the type of an int8.
+        # Unlike an integer tensor, a number in the program's text does not promote an int8.
         if type(other) is Tensor and other.numel() == 1 and torch.result_type(other, _INT8) in _COUNTS:
             return other.item() if other.is_cpu else other.detach().reshape(()).clone()
     return None

@@ -211,7 +211,7 @@ class DiskCheckpoints:
                 continue
             self.saved = [older for older in steps if older <= step and older not in stale]
             for newer in [newer for newer in steps if newer > step and newer not in candidates]:
-                self.condemn(newer, f"it contains the update of a batch that was skipped later; step {step} is older")
+                self.condemn(newer, f"it contains the update of a batch that was skipped later; step {step} was loaded")
             return loaded
         if steps:
             raise CheckpointError(

@@ -15,7 +15,7 @@ __all__ = ["shortage"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
-"""Limits from here on are none: control groups of version 1 have no word for it."""
+"""Values from here on mean no limit: cgroup v1 has no word for it."""
 _NO_THREAD = "can't start new thread"
 """Message of the RuntimeError that Python raises instead of EAGAIN."""
 _MIB = 1 << 20
