@@ -13,7 +13,6 @@ from types import TracebackType
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -75,11 +74,10 @@ class DrillView:
         remaining = f", about {(now - self._began) / done * (total - done) / 60:.0f} min left" if done else ""
         head = f" {done + 1}/{total}  {self._status}  {now - self._run_began:.0f} s{remaining}"
         self._spinner.update(text=Text(head, overflow="ellipsis", no_wrap=True))
-        parts: list[RenderableType] = [
-            self._spinner,
-            # The terminal echoes ^C after the last line. In a full line it would begin another, which is not erased.
-            Padding(Text("     " + self._line, style="dim", overflow="ellipsis", no_wrap=True), (0, 4, 0, 0)),
-        ]
+        # The terminal echoes ^C after the last line. In a full line it would begin another, which is not erased.
+        last = Text("     " + self._line, style="dim", no_wrap=True)
+        last.truncate(max(1, self.console.width - len("^C^C")), overflow="ellipsis")
+        parts: list[RenderableType] = [self._spinner, last]
         # Show only as many of the newest rows as fit on the terminal. The whole table is printed at the end.
         newest = Tally(self._tally.rows[-max(3, self.console.height - 8) :])
         return Group(result_table(newest), *parts) if newest.rows else Group(*parts)
