@@ -38,6 +38,7 @@ from .unwritten import missing_newline
 __all__ = [
     "BLANK",
     "INDEX_NAME",
+    "MAX_INDEX_BYTES",
     "SegmentIndex",
     "check_index",
     "index_signature",

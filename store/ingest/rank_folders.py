@@ -9,6 +9,7 @@ Folders are listed again only when they have changed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -20,6 +21,7 @@ from probes.tape import event_kinds
 from probes.tape.files.safe_open import read_plain
 from probes.tape.format.schema import TABLES
 from probes.tape.rundir import NODE_RANK, RunDir
+from probes.tape.segment_index import INDEX_NAME, MAX_INDEX_BYTES
 
 __all__ = ["Folder", "NodeFolders", "folders_by_node", "node_of"]
 
@@ -115,8 +117,8 @@ def folders_by_node(run: RunDir) -> dict[int, list[Folder]]:
 
 
 def node_of(folder: Folder) -> int | None:
-    """Node that a folder belongs to, from its rank's first event; 0 if the event is damaged, None if it is not written
-    yet.
+    """Node that a folder belongs to, from its rank's first event; None if it is not written yet. If the event is
+    damaged, the node whose index of checksums has the folder's files, else 0.
 
     Several nodes may share the run's folder; each ingests its own ranks. A rank writes its identity before its first
     record, so a folder with tapes but without that event is damaged.
@@ -134,7 +136,15 @@ def node_of(folder: Folder) -> int | None:
                 return max(0, event["node_rank"])
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
-    return 0 if any(folder.path.glob("*.tape")) or len(lines) > 1 else None
+    return _indexing_node(folder) if any(folder.path.glob("*.tape")) or len(lines) > 1 else None
+
+
+def _indexing_node(folder: Folder) -> int:
+    for index in sorted(folder.path.parent.parent.glob(f"node-*/{INDEX_NAME}")):
+        with contextlib.suppress(OSError, ValueError):
+            if f'"{folder.name}/'.encode() in read_plain(index, MAX_INDEX_BYTES):
+                return int(index.parent.name.rpartition("-")[2])
+    return 0
 
 
 def _all_folders(run: RunDir) -> Iterator[Folder]:

@@ -323,3 +323,18 @@ def test_damage_that_only_a_query_meets_names_the_file(tmp_path: Path) -> None:
                     break
     assert met
     assert all(str(path) in error and error == damage for error, damage in met)
+
+
+@pytest.mark.parametrize("keeps_store", [True, False])
+def test_a_rank_without_its_identity_stays_with_its_node(tmp_path: Path, keeps_store: bool) -> None:
+    """A power cut emptied the events of a rank of node 1; node 0 must not store its steps a second time."""
+    run = make_run(tmp_path, ranks=2, steps=10, identities={1: {"node_rank": 1, "local_rank": 0}})
+    for node in (0, 1):
+        run.node_dir(node).mkdir(exist_ok=True)
+        TapeSync(run, node).sync(last=True)
+    problems(run)
+    for store in run.stores() if not keeps_store else ():
+        store.unlink()
+    os.truncate(run.rank_dir(0, 1) / "events.jsonl", 0)
+    with Store.open(run) as store:
+        assert store.rows("SELECT rank, count(*) FROM steps GROUP BY rank ORDER BY rank") == [(0, 10), (1, 10)]
