@@ -163,8 +163,12 @@ class WriterLock(Closing):
                 os.close(self._fd)
                 raise StoreLockedError(store, holder)
             time.sleep(POLL_S)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "role": role}).encode(), 0)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "role": role}).encode(), 0)
+        except OSError as error:  # the disk is full
+            os.close(self._fd)
+            raise StoreError(f"cannot write {path}: {error.strerror}") from None
 
     def mark_ingested(self, wall_ns: int) -> None:
         """Set the lock file's modification time to `wall_ns` (epoch nanoseconds), up to which the store holds all

@@ -65,9 +65,7 @@ class NodeClock:
         """The difference in words, for users."""
         ahead_ns = max(self.by_attempt.values(), key=abs)
         how = f"{abs(ahead_ns) / 1e9:,.1f} s {'ahead of' if ahead_ns > 0 else 'behind'}"
-        return (
-            f"the clock of node {self.node} was {how} the first node's: its times are shown by the first node's clock"
-        )
+        return f"node {self.node}'s {CLOCK_WAS} {how} the first node's: its times are shown by the first node's clock"
 
 
 def node_clocks(

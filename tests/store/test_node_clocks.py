@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from analyzers.diagnose import diagnose
+from analyzers.report.wording.file_lines import file_lines
 from probes.tape.event_kinds import CLOCK_OFFSET
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
@@ -70,6 +71,7 @@ def test_times_are_by_the_first_nodes_clock(tmp_path: Path, ahead_s: float) -> N
     how = f"{abs(ahead_s):,.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the first node's"
     assert [(one["path"], how in one["problem"]) for one in problems] == [("telemetry-node1.duckdb", True)]
     assert "Records incomplete" not in diagnosis.verdict
+    assert [label for label, _ in file_lines(facts)] == ["Clock"]
 
 
 def test_each_attempt_has_its_difference(tmp_path: Path) -> None:

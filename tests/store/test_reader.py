@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from probes.tape.format.schema import TABLES
 from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreCorruptError, StoreError, catch_up
+from store.database import WriterLock
 from store.ingest import rank_folders
 from tests.depth import tried
 from tests.factories import RankWriter, empty_run, make_run
@@ -353,3 +355,16 @@ def test_a_closed_store_with_sessions_lets_writers_on(tmp_path: Path) -> None:
     store.close()
     with Ingester(run, 0, wait_s=0.5) as ingester:
         ingester.catch_up()
+
+
+def test_a_lock_on_a_full_disk_is_a_store_error(tmp_path: Path) -> None:
+    """The lock file can be created, but not written: `stores_up_to_date` then builds the store elsewhere."""
+    run = make_run(tmp_path, ranks=2, steps=5)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        with pytest.raises(StoreError, match="cannot write"):
+            WriterLock(run.store(), role="reader")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    WriterLock(run.store(), role="reader").close()
