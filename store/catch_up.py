@@ -120,8 +120,11 @@ def _scratch_copy(
             shutil.copyfile(source, copy.with_name(copy.name + suffix))
     if held is not None:
         held.close()
-    with Ingester(run, node, threads=2, store_path=copy, folders=folders) as ingester:
-        ingester.catch_up()
+    try:
+        with Ingester(run, node, threads=2, store_path=copy, folders=folders) as ingester:
+            ingester.catch_up()
+    except StoreError as error:  # name the run's file, not its copy
+        raise type(error)(str(error).replace(str(copy), str(original))) from None
     return copy
 
 

@@ -368,3 +368,14 @@ def test_a_lock_on_a_full_disk_is_a_store_error(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     WriterLock(run.store(), role="reader").close()
+
+
+def test_a_store_of_a_newer_schema_is_named_itself(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=5)
+    with Ingester(run) as ingester:
+        ingester.catch_up()
+    with duckdb.connect(str(run.store())) as connection:
+        connection.execute("UPDATE ingest_meta SET schema_version = 99")
+    with pytest.raises(StoreError, match="written with schema 99") as told:
+        Store.open(run)
+    assert str(told.value).startswith(f"{run.store()} was")
