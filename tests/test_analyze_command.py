@@ -53,7 +53,8 @@ def test_a_damaged_manifest_is_named_and_the_rest_is_reported(tmp_path: Path, co
     assert f"{run.path / 'run.json'}: is damaged: what was configured is not known; the report cov" in done.stderr
     report = json.loads(done.stdout)
     assert (report["run"]["run_id"], report["run"]["num_ranks"]) == (run.run_id, 4)
-    assert "run.json is missing, damaged or of another run" in str([f for f in report["findings"] if f["kind"] == "configuration"])
+    (configuration,) = (found for found in report["findings"] if found["kind"] == "configuration")
+    assert "run.json is missing, damaged or of another run" in configuration["summary"]
 
 
 @pytest.mark.parametrize(("fail_on", "code"), [("critical", 0), ("warning", 1)])
