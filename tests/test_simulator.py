@@ -286,9 +286,10 @@ def test_clock_offsets_change_no_duration(tmp_path: Path) -> None:
     sql = "SELECT rank, step, duration_ns, start_ns FROM steps ORDER BY rank, step"
     with Store.open(runs[0]) as first, Store.open(runs[1]) as second:
         a, b = first.query(sql), second.query(sql)
+        problems = second.rows("SELECT problem FROM ingest_problems")
     assert np.array_equal(a["duration_ns"], b["duration_ns"])
-    apart = (b["start_ns"] - a["start_ns"])[a["rank"] == 8]
-    assert apart == pytest.approx(np.full(6, 600e9), rel=1e-6)
+    assert "clock was 600.0 s ahead" in str(problems)
+    assert np.abs(b["start_ns"] - a["start_ns"])[a["rank"] == 8].max() < 1e9, "shown by the first node's clock"
 
 
 def test_fitted_noise_is_the_noise_that_was_put_in(tmp_path: Path) -> None:
