@@ -19,7 +19,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-if sys.argv[1] == "import":
+if sys.argv[1] == "import" and os.environ["RANK"] == "0":  # the rank that announces the run
     raise SystemExit("no data here")
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
