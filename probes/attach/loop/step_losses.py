@@ -273,10 +273,8 @@ class StepLosses:
             before, is_called = self._cleared
             left = self._passes() - before
             self._losses, self._forwards, self._groups = left.losses, left.forwards, left.groups
-            self._unseen, self._cleared = (
-                int(is_called),
-                None,
-            )  # the first pass may have been called before the clearing
+            self._unseen = int(is_called)  # the first pass may have been called before the clearing
+            self._cleared = None
             self._aside += [before] if before.losses else []
 
     @property
