@@ -1,4 +1,4 @@
-"""Which clock measured the steps of an attempt: stamps or calls on its devices, or only its hosts.
+"""Tell what measured the steps of an attempt: stamps or calls on its devices, or only its hosts.
 
 is_stamped(source, attempt=0), has_device_calls(source, attempt=0), has_host_gaps(source, attempt=0)
 """

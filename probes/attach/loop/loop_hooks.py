@@ -216,12 +216,12 @@ class LoopPhases:
 
     def _training_begins(self, models: Iterable[Any]) -> None:
         """Handle the start of a training pass."""
-        self._look_for_update_by_hand(models)
+        self._note_update_by_hand(models)
         self.leave(ENVIRONMENT)
         self._fetches.model_called(trains=True)
         self.begin()
 
-    def _look_for_update_by_hand(self, models: Iterable[Any]) -> None:
+    def _note_update_by_hand(self, models: Iterable[Any]) -> None:
         """Note the step's update if the loop has updated one of these models by hand."""
         if self.leader is None and any(map(self._updates.was_by_hand, models)):
             self.recorder.log(committed=True)
@@ -249,7 +249,7 @@ class LoopPhases:
         """End the last step at its update, or at the end of an evaluation or save that followed it."""
         if not self.automatic:
             return
-        self._look_for_update_by_hand(self.models() or self._updates.trained_leaves)
+        self._note_update_by_hand(self.models() or self._updates.trained_leaves)
         if self._losses.are_finite:  # a loop may have ended because of a NaN
             self._updates.remainder.epoch_ended()
         trained = self._losses.has_trained and not self._updates.remainder.is_left
